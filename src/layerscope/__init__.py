@@ -1,0 +1,1 @@
+"""An oscilloscope for neural networks."""

@@ -1,0 +1,1 @@
+"""Live tensors → records, handed to a sink; knows nothing of disks."""

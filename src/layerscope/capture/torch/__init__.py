@@ -1,0 +1,1 @@
+"""The PyTorch side of capture: hooks on modules, parameters and optimizers."""

@@ -1,0 +1,142 @@
+"""The plain records that travel between the layers: no framework, numpy only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+Ids = npt.NDArray[np.int32]
+Bytes = npt.NDArray[np.uint8]
+
+
+class Kind(str, Enum):
+    """What a tensor is at its site."""
+
+    INPUT = "input"
+    OUTPUT = "output"
+    INPUT_GRAD = "input_grad"
+    OUTPUT_GRAD = "output_grad"
+    INPUT_GRAD_NORM = "input_grad_norm"
+    OUTPUT_GRAD_NORM = "output_grad_norm"
+    WEIGHT = "weight"
+    WEIGHT_GRAD = "weight_grad"
+    UPDATE = "update"
+    OPTIMIZER = "optimizer"
+    BUFFER = "buffer"
+    TENSOR = "tensor"
+    TENSOR_GRAD = "tensor_grad"
+
+
+class Mode(str, Enum):
+    """Whether the module was training or evaluating."""
+
+    TRAIN = "train"
+    EVAL = "eval"
+
+
+class Reading(str, Enum):
+    """When in a step the tensor was read: two readings of one tensor are two different numbers."""
+
+    FORWARD = "forward"  # in a forward hook
+    BACKWARD = "backward"  # in a gradient hook, while backward runs
+    OPTIMIZER = "optimizer"  # after optimizer.step(): gradients as they were applied
+    STEP = "step"  # when the user ended the step
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """What the rows of one history have in common; equal series are one history."""
+
+    site: str
+    port: str
+    kind: Kind
+    mode: Mode
+    reading: Reading
+    dtype: str
+    shape: tuple[int, ...] = field(default=(), compare=False)  # as first seen
+
+
+@dataclass(frozen=True, slots=True)
+class Summaries:
+    """The summaries of one step: a row of moments and a run of encoded bit-counts for each series.
+
+    The arrays belong to whoever holds the record: a producer hands them over and never writes them again.
+    """
+
+    step: int
+    series: Ids
+    moments: Floats  # (rows, len(spec.MOMENTS))
+    m: Bytes  # mantissa bits counted, one per row
+    offsets: Ints  # row i's bit-counts are bits[offsets[i]:offsets[i + 1]]
+    bits: Bytes
+    alias: Ids  # -1, or the series whose row of the same step holds this row's summary
+    scale: Floats  # the factor the tensor had been multiplied by and was divided by before reading
+    merged: Ids  # how many tensors were added up in the row
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """A whole tensor kept for one step."""
+
+    step: int
+    series: int
+    array: npt.NDArray[Any]  # any dtype numpy has: the store writes it as it is
+
+
+@dataclass(frozen=True, slots=True)
+class Kpi:
+    """One number of the training loop, such as its loss."""
+
+    step: int
+    name: str
+    value: float
+    time_s: float  # since the epoch
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something that happened at a step: a note of the user's, a warning, dropped rows."""
+
+    step: int
+    level: str  # "note", "info", "warning", "drop"
+    text: str
+    time_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleNode:
+    """One module of the watched model, as it stands in the module tree."""
+
+    path: str  # "" for the model itself
+    class_name: str
+    parameters: int  # own elements, without those of its children
+    detail: str  # extra_repr of the module
+
+
+@dataclass(frozen=True, slots=True)
+class Graph:
+    """The watched model's modules in the order of registration."""
+
+    modules: tuple[ModuleNode, ...]
+
+
+class Sink(Protocol):
+    """Where a recorder's records go. No method waits for a disk."""
+
+    def series_id(self, series: Series) -> int:
+        """Number of the series, the same for equal series for the life of the run."""
+        ...
+
+    def put(self, record: Summaries | Value | Kpi | Event | Graph) -> None:
+        """Take over one record."""
+        ...
+
+    def close(self) -> None:
+        """Write what was taken, then stop."""
+        ...

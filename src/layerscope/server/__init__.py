@@ -1,0 +1,1 @@
+"""Views → pages: the Starlette application, its live channel and the wire types."""

@@ -1,0 +1,1 @@
+"""Array → summary: the specification, the numpy reference, the C kernel, the framework adapters."""

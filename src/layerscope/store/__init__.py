@@ -1,0 +1,1 @@
+"""The run folder: its format (docs/format.md), the writer thread, the reader, compaction."""

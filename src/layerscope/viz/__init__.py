@@ -1,0 +1,1 @@
+"""Tables → views: plain descriptions of pictures, already cut to the screen."""
