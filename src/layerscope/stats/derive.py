@@ -75,10 +75,22 @@ def decode_bits(m: Bytes, offsets: Ints, encoded: Bytes) -> BitRows:
     row, codes, counts = spec.decode_rows(m, offsets, encoded)
     wide = m.astype(np.int32)[row]
     low, high = np.empty(len(row)), np.empty(len(row))
-    for bits in np.unique(wide):
-        chosen = wide == bits
-        low[chosen], high[chosen] = spec.bounds_of(codes[chosen], int(bits))
-    return BitRows(len(m), row, low, high, counts, (np.abs(codes) >> wide) - spec.EXPONENT_BIAS)
+    for bits in np.unique(m):
+        chosen = np.flatnonzero(wide == bits)
+        low[chosen], high[chosen] = _bounds(codes[chosen], int(bits))
+    return BitRows(len(m), row, low, high, counts, (np.abs(codes) >> wide) - np.int32(spec.EXPONENT_BIAS))
+
+
+def _bounds(codes: Ids, m: int) -> tuple[Floats, Floats]:
+    """`spec.bounds_of`, looked up where many buckets share few codes."""
+    if len(codes) == 0:
+        return spec.bounds_of(codes, m)
+    first, last = int(codes.min()), int(codes.max())
+    if last - first >= len(codes):
+        return spec.bounds_of(codes, m)
+    low, high = spec.bounds_of(np.arange(first, last + 1, dtype=np.int32), m)
+    place = codes - first
+    return low[place], high[place]
 
 
 def clip(bits: BitRows, smallest: Floats, largest: Floats) -> BitRows:
@@ -91,24 +103,38 @@ def clip(bits: BitRows, smallest: Floats, largest: Floats) -> BitRows:
 def cumulative(bits: BitRows, edges: Floats) -> Floats:
     """How many counted elements of each row lie below each edge, (rows, edges); linear inside a bucket.
 
-    Edges must ascend. Rows are laid end to end on one axis, so that one interpolation serves all of them.
+    Edges must ascend.
     """
-    if len(bits.row) == 0:
-        return np.zeros((bits.rows, len(edges)))
-    place = np.searchsorted(edges, np.stack((bits.low, bits.high)))  # buckets in a bin need no interpolation
-    totals = np.bincount(bits.row, bits.counts, bits.rows)
-    below = np.zeros((bits.rows, len(edges) + 1))
-    width = bits.high - bits.low
-    np.add.at(below, (bits.row, place[1]), bits.counts)  # whole bucket below every edge >= its high end
-    split = np.flatnonzero(place[0] < place[1])
-    reach = place[1][split] - place[0][split]
-    which = np.repeat(split, reach)
-    edge = np.arange(len(which)) - np.repeat(np.cumsum(reach) - reach, reach) + np.repeat(place[0][split], reach)
+    across = len(edges) + 1  # the last column is for what lies below no edge
+    first, behind = _edges_within(bits, edges)
+    below = _added(bits.row * across + behind, bits.counts, bits.rows * across).reshape(bits.rows, across)
+    result = np.cumsum(below, axis=1)[:, :-1]  # a bucket is below each edge behind it
+    cut = np.flatnonzero(first < behind)  # buckets with edges inside: part of each lies below
+    edges_inside = behind[cut] - first[cut]
+    which = np.repeat(cut, edges_inside)
+    edge = np.arange(len(which)) + np.repeat(first[cut] - np.cumsum(edges_inside) + edges_inside, edges_inside)
+    low, width = bits.low[which], bits.high[which] - bits.low[which]
     with np.errstate(invalid="ignore"):
-        share = (edges[edge] - bits.low[which]) / width[which]
-    result = np.cumsum(below, axis=1)[:, :-1]
-    np.add.at(result, (bits.row[which], edge), share * bits.counts[which])
-    return np.minimum(result, totals[:, None])
+        share = (edges[edge] - low) / width
+    at = bits.row[which] * len(edges) + edge
+    result += _added(at, share * bits.counts[which], result.size).reshape(result.shape)
+    np.minimum(result, below.sum(axis=1, keepdims=True), out=result)  # shares may round to more than the whole
+    return result
+
+
+def _edges_within(bits: BitRows, edges: Floats) -> tuple[Ints, Ints]:
+    """For each bucket the first edge at or above its low end, and the first at or above its high end."""
+    first = np.searchsorted(edges, bits.low)
+    behind = np.append(first[1:], 0)  # most buckets end where the next begins
+    other = np.flatnonzero(bits.high[:-1] != bits.low[1:])
+    other = np.append(other, len(first) - 1)[: len(first)]
+    behind[other] = np.searchsorted(edges, bits.high[other])
+    return first, behind[: len(first)]
+
+
+def _added(place: Ints, weights: Floats | Ints, size: int) -> Floats:
+    """Sum of the weights at each place; exact for counts below 2**53."""
+    return np.bincount(place, weights, size).astype(np.float64, copy=False)
 
 
 def histogram(bits: BitRows, edges: Floats) -> Floats:
@@ -118,31 +144,46 @@ def histogram(bits: BitRows, edges: Floats) -> Floats:
 
 def quantiles(bits: BitRows, zeros: Floats, shares: Floats) -> Floats:
     """Values below which the given shares of each row's finite elements lie, (rows, shares); exact to the bucket."""
+    bits = _with_zeros(bits, zeros)
     result = np.full((bits.rows, len(shares)), np.nan)
-    starts = np.searchsorted(bits.row, np.arange(bits.rows + 1))
-    for row in range(bits.rows):
-        part = slice(starts[row], starts[row + 1])
-        low, high, counts = bits.low[part], bits.high[part], bits.counts[part].astype(np.float64)
-        if zeros[row]:
-            at = int(np.searchsorted(low, 0.0))
-            low, high = np.insert(low, at, 0.0), np.insert(high, at, 0.0)
-            counts = np.insert(counts, at, zeros[row])
-        if len(counts):
-            result[row] = _inverse(low, high, counts, shares)
+    buckets = np.bincount(bits.row, minlength=bits.rows)
+    occupied = np.flatnonzero(buckets)
+    if len(occupied) == 0:
+        return result
+    last = np.cumsum(buckets)[occupied, None] - 1
+    upto = np.cumsum(bits.counts)  # over all rows, laid end to end
+    before = upto[last] - _added(bits.row, bits.counts, bits.rows)[occupied, None]
+    wanted = shares * (upto[last] - before)
+    bucket = np.clip(np.searchsorted(upto, before + wanted), last - buckets[occupied, None] + 1, last)
+    counts = bits.counts[bucket]
+    inside = np.clip((wanted - (upto[bucket] - before - counts)) / counts, 0.0, 1.0)
+    result[occupied] = bits.low[bucket] + inside * (bits.high[bucket] - bits.low[bucket])
     return result
 
 
-def _inverse(low: Floats, high: Floats, counts: Floats, shares: Floats) -> Floats:
-    upto = np.cumsum(counts)
-    wanted = shares * upto[-1]
-    bucket = np.minimum(np.searchsorted(upto, wanted), len(counts) - 1)
-    inside = (wanted - (upto[bucket] - counts[bucket])) / counts[bucket]
-    return low[bucket] + np.clip(inside, 0.0, 1.0) * (high[bucket] - low[bucket])
+def _with_zeros(bits: BitRows, zeros: Floats) -> BitRows:
+    """The same buckets with one more for the zeros of each row that has any, at its place between the signs."""
+    rows = np.flatnonzero(zeros)
+    up_to_row = np.cumsum(np.bincount(bits.row, minlength=bits.rows))
+    positive = np.bincount(bits.row[bits.low >= 0], minlength=bits.rows)
+    place = (up_to_row - positive)[rows]
+    return BitRows(
+        bits.rows,
+        np.insert(bits.row, place, rows),
+        np.insert(bits.low, place, 0.0),
+        np.insert(bits.high, place, 0.0),
+        np.insert(bits.counts, place, zeros[rows].astype(np.int64)),
+        np.insert(bits.exponent, place, 0),
+    )
 
 
 def exponents(bits: BitRows) -> tuple[Ids, Ints]:
     """The base-2 exponents that occur, and each row's exact count of elements per exponent, (rows, exponents)."""
-    present = np.unique(bits.exponent)
-    counts = np.zeros((bits.rows, len(present)), np.int64)
-    np.add.at(counts, (bits.row, np.searchsorted(present, bits.exponent)), bits.counts)
-    return present, counts
+    if len(bits.exponent) == 0:
+        return bits.exponent, np.zeros((bits.rows, 0), np.int64)
+    smallest = bits.exponent.min()
+    place = bits.exponent - smallest
+    across = int(place.max()) + 1
+    counts = _added(bits.row * across + place, bits.counts, bits.rows * across).reshape(bits.rows, across)
+    present = np.flatnonzero(np.bincount(place))
+    return (present + smallest).astype(np.int32), counts[:, present].astype(np.int64)

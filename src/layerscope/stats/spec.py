@@ -29,6 +29,7 @@ ADDED = len(COUNTS) + len(SUMS)  # the first ADDED moments merge by addition, th
 COLUMN = {name: column for column, name in enumerate(MOMENTS)}
 
 EXPONENT_BIAS = 1075  # 2**-1074, the smallest float64, has exponent field 1
+TOP_FIELD = 2099  # one above the exponent field of the largest float64
 COARSE_M = 3
 FINEST_M = 10
 FINE_BELOW = 12
@@ -46,6 +47,14 @@ SMALLEST_NORMAL = {
     "int32": 0.0,
     "int64": 0.0,
     "bool": 0.0,
+    "uint16": 0.0,
+    "uint32": 0.0,
+    "uint64": 0.0,
+    "float8_e4m3fn": 2.0**-6,
+    "float8_e4m3fnuz": 2.0**-7,
+    "float8_e5m2": 2.0**-14,
+    "float8_e5m2fnuz": 2.0**-15,
+    "float8_e8m0fnu": 0.0,
 }
 
 
@@ -102,6 +111,12 @@ def bounds_of(codes: Ids, m: int) -> tuple[Floats, Floats]:
     return np.where(negative, -far, near), np.where(negative, -near, far)
 
 
+def count_codes(codes: Ids, m: int) -> BitCounts:
+    """How often each code occurs."""
+    unique, counts = np.unique(codes, return_counts=True)
+    return BitCounts(m, unique, counts.astype(np.int64))
+
+
 def fold(bits: BitCounts, m: int) -> BitCounts:
     """The same counts with m mantissa bits, at most as many as before."""
     if m > bits.m:
@@ -145,9 +160,9 @@ def merge(*parts: Summary) -> Summary:
 def encode(bits: BitCounts) -> bytes:
     """Bit-counts as bytes: LEB128 numbers, first the gaps between the codes, then as many counts.
 
-    The first gap counts from the code below the most negative one, `-((2099 << m) + 1)`, so every gap is at least 1.
+    The first gap counts from below the most negative code, `-((TOP_FIELD << m) + 1)`: every gap is at least 1.
     """
-    origin = -((2099 << bits.m) + 1)
+    origin = -((TOP_FIELD << bits.m) + 1)
     gaps = np.diff(bits.codes.astype(np.int64), prepend=origin)
     out = bytearray()
     for number in (*gaps.tolist(), *bits.counts.tolist()):
@@ -160,13 +175,16 @@ def encode(bits: BitCounts) -> bytes:
 
 def _numbers(encoded: Bytes) -> tuple[Ints, Ints]:
     """All LEB128 numbers in a run of bytes, and the position behind each."""
-    ends = np.flatnonzero(encoded < 0x80) + 1
-    if len(ends) == 0:
-        return np.zeros(0, np.int64), ends
-    starts = np.concatenate(([0], ends[:-1]))
-    place = np.arange(ends[-1]) - np.repeat(starts, ends - starts)
-    septets = (encoded[: ends[-1]].astype(np.int64) & 0x7F) << (7 * place)
-    return np.add.reduceat(septets, starts), ends
+    goes_on = encoded >= 0x80
+    begins = np.concatenate(([True], ~goes_on[:-1]))[: len(encoded)]
+    numbers = (encoded[begins] & 0x7F).astype(np.int64)
+    longer, at, place = np.flatnonzero(goes_on[begins]), np.flatnonzero(begins & goes_on), 0
+    while len(longer):  # most numbers have one byte, fewer have two, and so on
+        at, place = at + 1, place + 7
+        numbers[longer] |= (encoded[at] & 0x7F).astype(np.int64) << place
+        still = goes_on[at]
+        longer, at = longer[still], at[still]
+    return numbers, np.flatnonzero(~goes_on) + 1
 
 
 def decode_rows(m: Bytes, offsets: Ints, encoded: Bytes) -> tuple[Ints, Ids, Ints]:
@@ -174,20 +192,16 @@ def decode_rows(m: Bytes, offsets: Ints, encoded: Bytes) -> tuple[Ints, Ids, Int
 
     Row i is `encoded[offsets[i]:offsets[i + 1]]`, counted with `m[i]` mantissa bits.
     """
-    offsets = offsets - offsets[0] if len(offsets) else offsets
-    numbers, ends = _numbers(encoded)
-    upto = np.searchsorted(ends, offsets, side="right")  # numbers before each offset
+    numbers, ends = _numbers(encoded[offsets[0] : offsets[-1]])
+    upto = np.searchsorted(ends, offsets - offsets[0], side="right")  # numbers before each offset
     buckets = np.diff(upto) // 2
-    row = np.repeat(np.arange(len(buckets)), buckets)
-    first = np.cumsum(buckets) - buckets
-    gap_at = np.arange(len(row)) - np.repeat(first, buckets) + np.repeat(upto[:-1], buckets)
-    gaps = numbers[gap_at]
-    counts = numbers[gap_at + np.repeat(buckets, buckets)]
-    running = np.cumsum(gaps)
-    before = (running - gaps)[np.repeat(first, buckets)]
-    origin = -((2099 << m.astype(np.int64)) + 1)
-    codes = origin[row] + running - before
-    return row, codes.astype(np.int32), counts
+    is_gap = np.repeat(np.tile([True, False], len(m)), np.repeat(buckets, 2))
+    running = np.cumsum(numbers[is_gap])
+    last = np.cumsum(buckets)
+    before = np.concatenate(([0], running))[last - buckets]  # the running sum ahead of each row
+    origin = -((TOP_FIELD << m.astype(np.int64)) + 1)
+    codes = running + np.repeat(origin - before, buckets)
+    return np.repeat(np.arange(len(m)), buckets), codes.astype(np.int32), numbers[~is_gap]
 
 
 def decode(m: int, encoded: bytes) -> BitCounts:

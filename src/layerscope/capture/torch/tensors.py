@@ -1,0 +1,32 @@
+"""The tensors inside whatever a module takes or gives."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import fields, is_dataclass
+
+from torch import Tensor
+
+DEEPEST = 8  # a structure nested deeper than this is a graph of objects, not a result
+
+
+def tensors_in(value: object, port: str, depth: int = 0) -> Iterator[tuple[str, Tensor]]:
+    """Every tensor in nested dicts, lists, tuples and dataclasses, with its port; a bare tensor is number 0.
+
+    Other objects are passed over, None included.
+    """
+    if isinstance(value, Tensor):
+        yield (f"{port}.0" if depth == 0 else port), value
+    elif depth < DEEPEST:
+        for key, item in _items(value):
+            yield from tensors_in(item, f"{port}.{key}", depth + 1)
+
+
+def _items(value: object) -> Iterator[tuple[object, object]]:
+    if isinstance(value, Mapping):
+        yield from value.items()
+    elif isinstance(value, (list, tuple)):
+        yield from enumerate(value)
+    elif is_dataclass(value) and not isinstance(value, type):
+        for field in fields(value):
+            yield field.name, getattr(value, field.name)

@@ -1,0 +1,3 @@
+SCRATCH_BYTES: int
+
+def summarize(address: int, count: int, format_number: int, scratch: int, moments: int, bits: int, /) -> int: ...

@@ -1,0 +1,89 @@
+"""Many encoded summaries at once: picking rows, and adding up groups of them."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from layerscope.records import Bytes, Floats, Ints
+from layerscope.stats import spec
+
+
+class Encoded(NamedTuple):
+    """Summaries of many tensors: row i's bit-counts, of `m[i]` mantissa bits, are `bits[offsets[i]:offsets[i + 1]]`."""
+
+    moments: Floats
+    m: Bytes
+    offsets: Ints
+    bits: Bytes
+
+
+def take(summaries: Encoded, rows: Ints) -> Encoded:
+    """The chosen rows in the given order; −1 gives a row of no elements."""
+    absent = rows < 0
+    lengths = np.where(absent, 0, np.diff(summaries.offsets)[rows])
+    offsets = np.concatenate(([0], np.cumsum(lengths)))
+    source = np.arange(offsets[-1]) - np.repeat(offsets[:-1] - summaries.offsets[rows], lengths)
+    moments = summaries.moments[rows]
+    moments[absent] = EMPTY
+    return Encoded(moments, summaries.m[rows], offsets, summaries.bits[source])
+
+
+EMPTY = np.zeros(len(spec.MOMENTS))
+EMPTY[spec.ADDED :] = np.nan
+
+
+def add_up(summaries: Encoded, groups: list[tuple[int, ...]]) -> Encoded:
+    """One summary per group of rows, as of all the group's elements together."""
+    sizes = np.array([len(group) for group in groups])
+    members = take(summaries, np.array([row for group in groups for row in group]))
+    starts = np.cumsum(sizes) - sizes
+    m = np.minimum.reduceat(members.m, starts)
+    group_of = np.repeat(np.arange(len(groups)), sizes)
+    row, codes, counts = spec.decode_rows(members.m, members.offsets, members.bits)
+    folded = np.sign(codes) * (np.abs(codes) >> (members.m[row] - m[group_of[row]]))
+    key, place = np.unique((group_of[row] << 32) + folded, return_inverse=True)
+    total = np.bincount(place, counts, len(key)).astype(np.int64)
+    group = (key + (1 << 31)) >> 32
+    offsets, bits = encode_rows(m, group, key - (group << 32), total)
+    return Encoded(_added_moments(members.moments, starts), m, offsets, bits)
+
+
+def _added_moments(moments: Floats, starts: Ints) -> Floats:
+    merged = np.empty((len(starts), moments.shape[1]))
+    with np.errstate(invalid="ignore", over="ignore"):  # as in spec.merge_moments
+        merged[:, : spec.ADDED] = np.add.reduceat(moments[:, : spec.ADDED], starts)
+    for name in spec.EXTREMES:
+        combine = np.fmin if name in ("min", "abs_min") else np.fmax
+        merged[:, spec.COLUMN[name]] = combine.reduceat(moments[:, spec.COLUMN[name]], starts)
+    return merged
+
+
+def encode_rows(m: Bytes, row: Ints, codes: Ints, counts: Ints) -> tuple[Ints, Bytes]:
+    """Bit-counts of many rows as `spec.encode` writes each; buckets in order of row, then code."""
+    buckets = np.bincount(row, minlength=len(m))
+    first = np.cumsum(buckets) - buckets
+    gaps = np.diff(codes, prepend=0)
+    filled = first[buckets > 0]
+    gaps[filled] = codes[filled] + (2099 << m[buckets > 0].astype(np.int64)) + 1
+    numbers = np.empty(2 * len(codes), np.int64)
+    within = np.arange(len(codes)) - np.repeat(first, buckets)
+    at = 2 * np.repeat(first, buckets) + within
+    numbers[at], numbers[at + np.repeat(buckets, buckets)] = gaps, counts
+    ends, data = _leb128(numbers)
+    return np.concatenate(([0], ends))[2 * np.concatenate(([0], np.cumsum(buckets)))], data
+
+
+def _leb128(numbers: Ints) -> tuple[Ints, Bytes]:
+    """The numbers as LEB128, and the position behind each."""
+    lengths = np.ones(len(numbers), np.int64)
+    for septets in range(1, 9):
+        lengths += numbers >= 1 << (7 * septets)
+    ends = np.cumsum(lengths)
+    data = np.zeros(ends[-1] if len(ends) else 0, np.uint8)
+    for place in range(int(lengths.max(initial=0))):
+        more = lengths > place
+        last = lengths == place + 1
+        data[(ends - lengths)[more] + place] = (numbers[more] >> (7 * place)) & 0x7F | np.where(last[more], 0, 0x80)
+    return ends, data

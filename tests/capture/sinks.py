@@ -1,0 +1,54 @@
+"""A sink that keeps what it is given."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from layerscope.records import Event, Floats, Graph, Kind, Kpi, Mode, Series, Summaries, Value
+from layerscope.stats import derive, spec
+
+
+@dataclass
+class ListSink:
+    series: list[Series] = field(default_factory=list)
+    records: list[Summaries | Value | Kpi | Event | Graph] = field(default_factory=list)
+    closed: bool = False
+
+    def series_id(self, series: Series) -> int:
+        if series not in self.series:
+            self.series.append(series)
+        return self.series.index(series)
+
+    def put(self, record: Summaries | Value | Kpi | Event | Graph) -> None:
+        self.records.append(record)
+
+    def close(self) -> None:
+        self.closed = True
+
+    def summaries(self) -> list[Summaries]:
+        return [record for record in self.records if isinstance(record, Summaries)]
+
+    def events(self) -> list[Event]:
+        return [record for record in self.records if isinstance(record, Event)]
+
+    def moments(
+        self, site: str, kind: Kind, *, step: int = 0, port: str | None = None, mode: Mode = Mode.TRAIN
+    ) -> Floats:
+        """The one row of moments that fits; aliases are followed."""
+        (number,) = [
+            i
+            for i, s in enumerate(self.series)
+            if (s.site, s.kind, s.mode) == (site, kind, mode) and port in (None, s.port)
+        ]
+        (summaries,) = [s for s in self.summaries() if s.step == step]
+        (row,) = np.flatnonzero(summaries.series == number)
+        if summaries.alias[row] >= 0:
+            (row,) = np.flatnonzero(summaries.series == summaries.alias[row])
+        moments: Floats = summaries.moments[row]
+        return moments
+
+    def stat(self, name: str, site: str, kind: Kind, **where: object) -> float:
+        moments = self.moments(site, kind, **where)  # type: ignore[arg-type]  # passed through as given
+        return float(derive.statistic(name, lambda column: moments[spec.COLUMN[column] : spec.COLUMN[column] + 1])[0])

@@ -1,0 +1,233 @@
+"""Each number is compared with what plain PyTorch gives at the same point, in float64."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from layerscope.capture.recorder import Recorder
+from layerscope.capture.schedule import Schedule
+from layerscope.capture.torch.targets import choose
+from layerscope.capture.torch.watching import record
+from layerscope.records import Kind, Kpi, Mode, Reading
+from tests.capture.models import Hooked, Mlp, Recurrent, Structured
+from tests.capture.sinks import ListSink
+
+
+def watching(model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> tuple[ListSink, Recorder]:
+    sink = ListSink()
+    return sink, record(choose(model, optimizer, "all", "*"), Schedule(every=1), sink, 0)
+
+
+def rms(tensor: Tensor) -> float:
+    return float(tensor.detach().double().square().mean().sqrt())
+
+
+def near(value: float) -> object:
+    return pytest.approx(value, rel=1e-6)
+
+
+def test_outputs_are_those_of_the_forward() -> None:
+    model = Mlp()
+    sink, run = watching(model)
+    seen = {}
+    for path, module in model.named_modules():
+        module.register_forward_hook(lambda m, a, output, path=path: seen.update({path or "(model)": output.clone()}))
+    with run:
+        model(torch.randn(5, 6))
+        run.step()
+    assert set(seen) == {s.site for s in sink.series if s.kind is Kind.OUTPUT}
+    for site, output in seen.items():
+        assert sink.stat("rms", site, Kind.OUTPUT) == near(rms(output))
+
+
+def test_a_replaced_output_is_read_after_the_hook_that_replaced_it() -> None:
+    model = Hooked()
+    sink, run = watching(model)
+    x = torch.randn(5, 6)
+    with run:
+        model(x)
+        run.step()
+    assert sink.stat("rms", "layers.0", Kind.OUTPUT) == near(rms(nn.Linear.forward(model.layers[0], x) * 2))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("clear", ["before", "after"])
+@pytest.mark.parametrize("given", [True, False])
+def test_weight_gradients_are_read_as_the_optimizer_applied_them(given: bool, clear: str) -> None:
+    model = Mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    sink, run = watching(model, optimizer if given else None)
+    with run:
+        for _ in range(3):
+            if clear == "before":
+                optimizer.zero_grad()
+            for _ in range(2):
+                (model(torch.randn(5, 6)) * 50).square().mean().backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            applied = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+            optimizer.step()
+            if clear == "after":
+                optimizer.zero_grad()
+            run.step()
+    for name, gradient in applied.items():
+        assert sink.stat("rms", name, Kind.WEIGHT_GRAD, step=2) == near(rms(gradient))
+    assert {s.reading for s in sink.series if s.kind is Kind.WEIGHT_GRAD} == {Reading.OPTIMIZER}
+
+
+def test_gradients_without_an_optimizer_step_are_read_when_the_step_ends() -> None:
+    model = Mlp()
+    sink, run = watching(model)
+    with run:
+        model(torch.randn(5, 6)).sum().backward()
+        run.step()
+    (gradient,) = [p.grad for name, p in model.named_parameters() if name == "layers.0.weight"]
+    assert gradient is not None
+    assert sink.stat("rms", "layers.0.weight", Kind.WEIGHT_GRAD) == near(rms(gradient))
+    assert {s.reading for s in sink.series if s.kind is Kind.WEIGHT_GRAD} == {Reading.STEP}
+
+
+def test_weights_are_read_after_the_update() -> None:
+    model = Mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    sink, run = watching(model, optimizer)
+    with run:
+        model(torch.randn(5, 6)).square().mean().backward()
+        optimizer.step()
+        run.step()
+    for name, parameter in model.named_parameters():
+        assert sink.stat("rms", name, Kind.WEIGHT) == near(rms(parameter))
+
+
+def test_forwards_of_one_step_are_added_up() -> None:
+    model = Mlp().eval()
+    sink, run = watching(model)
+    parts = [torch.randn(size, 6) for size in (5, 3)]
+    with run:
+        outputs = [model(x) for x in parts]
+        run.step()
+    both = torch.cat(outputs)
+    assert sink.stat("count", "layers.3", Kind.OUTPUT, mode=Mode.EVAL) == both.numel()
+    assert sink.stat("rms", "layers.3", Kind.OUTPUT, mode=Mode.EVAL) == near(rms(both))
+    (summaries,) = sink.summaries()
+    outputs_of = [i for i, s in enumerate(sink.series) if s.kind is Kind.OUTPUT]
+    assert all(summaries.merged[summaries.series == i] == 2 for i in outputs_of)
+
+
+def test_each_call_in_a_forward_is_a_site_of_its_own() -> None:
+    model = Recurrent()
+    sink, run = watching(model)
+    with run:
+        model(torch.randn(4, 6))
+        model(torch.randn(4, 6))
+        run.step()
+    assert [s.site for s in sink.series if s.site.startswith("cell") and s.kind is Kind.OUTPUT] == [
+        "cell",
+        "cell#2",
+        "cell#3",
+    ]
+    assert {s.port for s in sink.series if s.site == "lstm"} == {"output.0", "output.1.0", "output.1.1"}
+
+
+def test_tensors_are_found_in_dataclasses_and_dicts() -> None:
+    model = Structured()
+    sink, run = watching(model)
+    with run:
+        model(torch.randn(4, 6))
+        run.step()
+    assert {s.port for s in sink.series if s.site == "(model)"} == {"output.logits", "output.extra.positive"}
+
+
+def test_one_tensor_at_two_sites_is_summarised_once() -> None:
+    model = Mlp()
+    sink, run = watching(model)
+    with run:
+        model(torch.randn(4, 6))
+        run.step()
+    (summaries,) = sink.summaries()
+    by_site = {s.site: i for i, s in enumerate(sink.series) if s.kind is Kind.OUTPUT}
+    alias = {site: int(summaries.alias[summaries.series == number][0]) for site, number in by_site.items()}
+    assert alias["layers"] == alias["(model)"] == by_site["layers.3"]
+    assert alias["layers.3"] == -1
+
+
+def test_a_tensor_changed_in_place_is_summarised_again() -> None:
+    class InPlace(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = nn.Identity()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.first(x * 1.0).mul_(3.0)
+
+    model = InPlace()
+    sink, run = watching(model)
+    x = torch.randn(4, 6)
+    with run:
+        model(x)
+        run.step()
+    assert sink.stat("rms", "first", Kind.OUTPUT) == near(rms(x))
+    assert sink.stat("rms", "(model)", Kind.OUTPUT) == near(rms(x * 3))
+
+
+def test_evaluation_is_kept_apart_from_training() -> None:
+    model = Mlp()
+    sink, run = watching(model)
+    with run:
+        model.train()(torch.randn(4, 6))
+        with torch.no_grad():
+            model.eval()(torch.randn(9, 6))
+        run.step()
+    assert sink.stat("count", "layers.3", Kind.OUTPUT, mode=Mode.TRAIN) == 4 * 3
+    assert sink.stat("count", "layers.3", Kind.OUTPUT, mode=Mode.EVAL) == 9 * 3
+
+
+def test_a_forward_computed_again_by_checkpointing_counts_once() -> None:
+    class Checkpointed(Mlp):
+        def forward(self, x: Tensor) -> Tensor:
+            result: Tensor = checkpoint(self.layers, x, use_reentrant=False)
+            return result
+
+    model = Checkpointed()
+    sink, run = watching(model)
+    with run:
+        model(torch.randn(4, 6, requires_grad=True)).sum().backward()
+        run.step()
+    assert sink.stat("count", "layers.0", Kind.OUTPUT) == 4 * 16
+
+
+def test_nan_and_inf_are_counted_and_do_not_hide_the_rest() -> None:
+    model = nn.Identity()
+    sink, run = watching(model)
+    with run:
+        model(torch.tensor([float("nan"), float("inf"), -float("inf"), 3.0]))
+        run.step()
+    stats = {name: sink.stat(name, "(model)", Kind.OUTPUT) for name in ("nan", "pos_inf", "neg_inf", "rms")}
+    assert stats == {"nan": 1, "pos_inf": 1, "neg_inf": 1, "rms": 3.0}
+
+
+def test_a_tensor_that_cannot_be_read_is_named_once_and_left_out() -> None:
+    model = nn.Identity()
+    sink, run = watching(model)
+    with run:
+        for _ in range(3):
+            model(torch.eye(3).to_sparse())
+        run.step(loss=1.0)
+    assert len(sink.events()) == 1
+    assert "(model)" in sink.events()[0].text
+
+
+def test_a_bug_in_a_listener_is_reported_once_and_does_not_reach_the_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = Mlp()
+    sink, run = watching(model)
+    monkeypatch.setattr("layerscope.capture.torch.modules.tensors_in", lambda *a: 1 / 0)
+    with run:
+        with pytest.warns(UserWarning, match="ZeroDivisionError"):
+            model(torch.randn(4, 6))
+        run.step(loss=1.0)
+        model(torch.randn(4, 6))
+        run.step(loss=2.0)
+    assert sink.summaries() == []
+    assert [r.value for r in sink.records if isinstance(r, Kpi)] == [1.0, 2.0]
+    assert len(sink.events()) == 1

@@ -1,0 +1,141 @@
+"""Watching changes nothing, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import io
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.modules import module as global_hooks
+from torch.optim import optimizer as global_optimizer
+
+import layerscope as ls
+from layerscope.capture.recorder import Recorder
+from tests.capture.models import MODELS
+
+
+def trained(
+    make: Callable[[], nn.Module], watching: Callable[[nn.Module, torch.optim.Optimizer], object]
+) -> dict[str, Tensor]:
+    """Everything a training of a few steps can be compared by, bit for bit."""
+    torch.manual_seed(7)
+    model = make()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    kept: dict[str, Tensor] = {}
+    with watching(model, optimizer) as run:  # type: ignore[attr-defined]  # a recorder or nothing
+        for step in range(6):
+            model.train()
+            for part in range(2):  # accumulation
+                output = model(torch.randn(4, 6))
+                kept[f"output {step} {part}"] = output.detach().clone()
+                output.square().mean().backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+            for name, parameter in model.named_parameters():
+                kept[f"grad {step} {name}"] = torch.zeros(0) if parameter.grad is None else parameter.grad.clone()
+            optimizer.step()
+            optimizer.zero_grad()
+            model.eval()
+            with torch.no_grad():
+                kept[f"eval {step}"] = model(torch.randn(4, 6))
+            if run is not None:
+                run.step(loss=output.mean())
+    kept |= {f"state {name}": tensor.clone() for name, tensor in model.state_dict().items()}
+    return kept | {"random state": torch.get_rng_state()}
+
+
+@pytest.mark.feature("E1")
+@pytest.mark.parametrize("every", [1, 3])
+@pytest.mark.parametrize("name", MODELS)
+def test_watching_changes_no_bit_of_a_training(name: str, every: int, tmp_path: Path) -> None:
+    plain = trained(MODELS[name], lambda model, optimizer: nullcontext())
+    watched = trained(MODELS[name], lambda m, o: ls.watch(m, o, to=tmp_path / "run", every=every))
+    assert plain.keys() == watched.keys()
+    assert [key for key in plain if not torch.equal(plain[key], watched[key])] == []
+
+
+@pytest.fixture
+def tidy() -> Iterator[None]:
+    """Fails when a test leaves a thread or a global hook behind."""
+    before = state_of_the_process()
+    yield
+    gc.collect()
+    assert state_of_the_process() == before
+
+
+def state_of_the_process() -> tuple[set[str], int, int]:
+    return (
+        {thread.name for thread in threading.enumerate()},
+        len(global_hooks._global_forward_hooks),
+        len(global_optimizer._global_optimizer_post_hooks),
+    )
+
+
+def hooks_of(model: nn.Module) -> list[int]:
+    return [len(m._forward_hooks) + len(m._forward_pre_hooks) + len(m._backward_hooks) for m in model.modules()]
+
+
+def attributes_of(model: nn.Module) -> list[list[str]]:
+    return [sorted(vars(m)) for m in model.modules()]
+
+
+@pytest.mark.usefixtures("tidy")
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("ending", ["close", "exception"])
+def test_nothing_is_left_behind(name: str, ending: str, tmp_path: Path) -> None:
+    model = MODELS[name]()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    hooks, attributes, optimizer_hooks = (
+        hooks_of(model),
+        attributes_of(model),
+        len(optimizer._optimizer_step_post_hooks),
+    )
+    expected = pytest.raises(KeyError) if ending == "exception" else nullcontext()
+    with expected, ls.watch(model, optimizer, to=tmp_path / "run", every=1) as run:
+        model(torch.randn(4, 6)).square().mean().backward()
+        optimizer.step()
+        run.step()
+        if ending == "exception":
+            raise KeyError("the user's own")
+    assert hooks_of(model) == hooks
+    assert attributes_of(model) == attributes
+    assert len(optimizer._optimizer_step_post_hooks) == optimizer_hooks
+    assert ls.open(tmp_path / "run").status() == "finished"
+
+
+def test_an_idle_step_has_no_hook_in_place(tmp_path: Path) -> None:
+    model = MODELS["mlp"]()
+    before = len(global_hooks._global_forward_hooks)
+    with ls.watch(model, to=tmp_path / "run", every=2) as run:
+        assert len(global_hooks._global_forward_hooks) == before + 1
+        run.step()
+        assert len(global_hooks._global_forward_hooks) == before
+        assert not any(hooks_of(model))
+
+
+def test_a_model_can_be_copied_and_saved_while_it_is_watched(tmp_path: Path) -> None:
+    model = MODELS["mlp"]()
+    with ls.watch(model, to=tmp_path / "run", every=1):
+        model(torch.randn(4, 6))
+        twin = copy.deepcopy(model)
+        file = io.BytesIO()
+        torch.save(model, file)
+    assert not any(hooks_of(twin))
+    assert b"layerscope" not in file.getvalue()
+
+
+def test_disabled_by_the_environment_watch_does_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LAYERSCOPE_DISABLED", "1")
+    before = len(global_hooks._global_forward_hooks)
+    with ls.watch(MODELS["mlp"](), to=tmp_path / "run") as run:
+        assert isinstance(run, Recorder)
+        assert len(global_hooks._global_forward_hooks) == before
+        run.step(loss=1.0)
+        run.note("unseen")
+    assert not (tmp_path / "run").exists()

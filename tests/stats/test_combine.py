@@ -1,0 +1,61 @@
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from layerscope.records import Floats
+from layerscope.stats import combine, reference, spec
+
+ARRAYS = st.lists(st.lists(st.floats(allow_subnormal=False, width=32), max_size=20), min_size=1, max_size=6)
+
+
+def encoded(arrays: list[Floats]) -> tuple[list[spec.Summary], combine.Encoded]:
+    summaries = [reference.summarize(np.array(a, np.float64), 2.0**-126) for a in arrays]
+    parts = [spec.encode(s.bits) for s in summaries]
+    return summaries, combine.Encoded(
+        np.stack([s.moments for s in summaries]),
+        np.array([s.bits.m for s in summaries], np.uint8),
+        np.cumsum([0, *map(len, parts)]),
+        np.frombuffer(b"".join(parts), np.uint8),
+    )
+
+
+def row(summaries: combine.Encoded, index: int) -> spec.Summary:
+    part = summaries.bits[summaries.offsets[index] : summaries.offsets[index + 1]].tobytes()
+    return spec.Summary(summaries.moments[index], spec.decode(int(summaries.m[index]), part))
+
+
+def assert_same(one: spec.Summary, other: spec.Summary) -> None:
+    # Sums may be taken in another order: what cancels is compared with the size of what was added.
+    moment = dict(zip(spec.MOMENTS, one.moments, strict=True))
+    added = {"sum": moment["sum_abs"], "sum3": np.sqrt(moment["sum2"] * moment["sum4"])}
+    for name, its in zip(spec.MOMENTS, other.moments, strict=True):
+        slack = 1e-12 * float(np.nan_to_num(added.get(name, 0.0)))
+        np.testing.assert_allclose(moment[name], its, rtol=1e-12, atol=slack, err_msg=name)
+    assert one.bits.m == other.bits.m
+    np.testing.assert_array_equal(one.bits.codes, other.bits.codes)
+    np.testing.assert_array_equal(one.bits.counts, other.bits.counts)
+
+
+@given(ARRAYS, st.data())
+def test_adding_up_groups_is_merging_their_members(arrays: list[Floats], data: st.DataObject) -> None:
+    summaries, rows = encoded(arrays)
+    member = st.integers(0, len(arrays) - 1)
+    groups = data.draw(st.lists(st.lists(member, min_size=1, max_size=4).map(tuple), min_size=1, max_size=4))
+    added = combine.add_up(rows, groups)
+    for index, group in enumerate(groups):
+        assert_same(row(added, index), spec.merge(*(summaries[i] for i in group)))
+
+
+@given(ARRAYS, st.data())
+def test_taking_rows_keeps_them_and_minus_one_is_empty(arrays: list[Floats], data: st.DataObject) -> None:
+    summaries, rows = encoded(arrays)
+    chosen = data.draw(st.lists(st.integers(-1, len(arrays) - 1), max_size=6))
+    taken = combine.take(rows, np.array(chosen, np.int64))
+    for index, source in enumerate(chosen):
+        if source >= 0:
+            assert_same(row(taken, index), summaries[source])
+        else:
+            assert row(taken, index).moments[spec.COLUMN["count"]] == 0
+            assert len(row(taken, index).bits.codes) == 0
