@@ -1,0 +1,154 @@
+"""What waits to be written: bounded in bytes, and where that is not enough the least dear goes first."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from layerscope.records import Event, Graph, Kpi, Summaries, Value
+from layerscope.store.batches import NumberedSeries
+
+Item = Summaries | Value | Kpi | Event | Graph | NumberedSeries
+
+QUEUES = ("series", "graph", "events", "kpis", "moments", "bits", "values")  # in the order of writing
+DROPPED_FIRST = ("values", "bits", "moments")  # the others are never dropped
+_SMALL_BYTES = 200  # about what a row of the small tables takes
+
+
+def size_of(queue: str, item: Item) -> int:
+    """Bytes an item holds in memory for one queue."""
+    if isinstance(item, Summaries):
+        if queue == "bits":
+            return item.bits.nbytes + item.offsets.nbytes + item.m.nbytes
+        rest = item.series.nbytes + item.alias.nbytes + item.scale.nbytes + item.merged.nbytes
+        return item.moments.nbytes + rest
+    return item.array.nbytes if isinstance(item, Value) else _SMALL_BYTES
+
+
+def rows_of(item: Item) -> int:
+    """Rows an item becomes in its table."""
+    return len(item.series) if isinstance(item, Summaries) else 1
+
+
+@dataclass(slots=True)
+class Drops:
+    """What was dropped of one table: rows, and the steps it belonged to."""
+
+    rows: int = 0
+    first_step: int = 0
+    last_step: int = 0
+
+    def add(self, rows: int, step: int) -> None:
+        """Counts dropped rows of one step."""
+        self.first_step = min(self.first_step, step) if self.rows else step
+        self.last_step = max(self.last_step, step) if self.rows else step
+        self.rows += rows
+
+
+@dataclass(slots=True)
+class Load:
+    """Items taken out of the backlog together, by queue; they count against its bound until they are settled."""
+
+    items: dict[str, list[Item]] = field(default_factory=dict)
+    dropped: dict[str, Drops] = field(default_factory=dict)  # since the last load
+
+
+class Backlog:
+    """Queues between the training thread and the writer thread. Every method takes a short lock and no file."""
+
+    def __init__(self, bound_bytes: int) -> None:
+        self._bound = bound_bytes
+        self._lock = threading.Lock()
+        self._settled = threading.Condition(self._lock)
+        self._queues: dict[str, deque[Item]] = {queue: deque() for queue in QUEUES}
+        self._bytes = 0
+        self._arrived = 0  # items ever added
+        self._gone = 0  # items ever written, dropped or given up
+        self._unreported: dict[str, Drops] = {}
+        self.dropped: dict[str, int] = dict.fromkeys(DROPPED_FIRST, 0)
+
+    def add(self, queues: Sequence[str], item: Item) -> int:
+        """Takes an item into the queues it belongs to, drops what no longer fits; gives the bytes that wait."""
+        with self._lock:
+            for queue in queues:
+                self._queues[queue].append(item)
+                self._bytes += size_of(queue, item)
+            self._arrived += len(queues)
+            if self._bytes > self._bound:
+                self._drop()
+            return self._bytes
+
+    def _drop(self) -> None:
+        for queue in DROPPED_FIRST:
+            waiting = self._queues[queue]
+            while waiting and self._bytes > self._bound:
+                item = waiting.popleft()
+                self._leave(queue, item)
+                self._count(queue, item)
+        self._settled.notify_all()
+
+    def _leave(self, queue: str, item: Item) -> None:
+        self._bytes -= size_of(queue, item)
+        self._gone += 1
+
+    def _count(self, queue: str, item: Item) -> None:
+        assert isinstance(item, Summaries | Value)
+        rows = rows_of(item)
+        self.dropped[queue] += rows
+        self._unreported.setdefault(queue, Drops()).add(rows, item.step)
+
+    def take(self, limit_bytes: int) -> Load:
+        """The next items to write: the small tables whole, then moments before bits before values up to a limit."""
+        with self._lock:
+            load = Load(dropped=self._unreported)
+            self._unreported = {}
+            room = limit_bytes
+            for queue in QUEUES:
+                waiting, taken = self._queues[queue], load.items.setdefault(queue, [])
+                while waiting and (room > 0 or queue not in DROPPED_FIRST):
+                    taken.append(waiting.popleft())
+                    room -= size_of(queue, taken[-1])
+            return load
+
+    def settle(self, queue: str, items: Sequence[Item]) -> None:
+        """Forgets items that are written, or given up."""
+        with self._lock:
+            for item in items:
+                self._leave(queue, item)
+            self._settled.notify_all()
+
+    def give_back(self, load: Load) -> None:
+        """Puts items that could not be written back to the front of their queues; the bound holds for them again."""
+        with self._lock:
+            for queue, items in load.items.items():
+                self._queues[queue].extendleft(reversed(items))
+            for queue, drops in load.dropped.items():
+                self._unreported[queue] = drops
+            if self._bytes > self._bound:
+                self._drop()
+
+    def give_up(self, load: Load) -> None:
+        """Drops and counts what is in a load and all that waits: there is nowhere to write it."""
+        with self._lock:
+            for queue in QUEUES:
+                items = [*load.items.get(queue, ()), *self._queues[queue]]
+                self._queues[queue].clear()
+                for item in items:
+                    self._leave(queue, item)
+                    if queue in DROPPED_FIRST:
+                        self._count(queue, item)
+            self._settled.notify_all()
+
+    def wait_until_written(self, timeout_s: float) -> bool:
+        """Whether all that had arrived when asked has left within the time."""
+        with self._lock:
+            target = self._arrived
+            return self._settled.wait_for(lambda: self._gone >= target, timeout_s)
+
+    @property
+    def empty(self) -> bool:
+        """Whether nothing waits or is being written."""
+        with self._lock:
+            return self._gone == self._arrived

@@ -1,0 +1,197 @@
+"""Compaction: closed segments become sorted Parquet parts, without a reader ever seeing a row twice or missing one."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from layerscope.errors import StoreError
+from layerscope.store.format import (
+    COMPACT_LOCK,
+    PARTS,
+    SCHEMA,
+    SEGMENTS,
+    TABLES,
+    Live,
+    PartEntry,
+    SegmentName,
+    lock_name,
+    part_name,
+    read_manifest,
+    sync_folder,
+    write_live,
+)
+from layerscope.store.lock import FileLock, is_held
+from layerscope.store.order import in_order
+from layerscope.store.parts import Part, write_part
+from layerscope.store.segments import Segment
+from layerscope.store.sources import Catalogue, Sources, segment_names
+from layerscope.store.wanted import Wanted
+
+PART_ROWS = 1 << 19
+_PIECE_BYTES = 32 << 20  # sorted at once: bounds the memory
+
+
+@dataclass(frozen=True, slots=True)
+class CompactReport:
+    """What a compaction did; `done` is false if another one was at work."""
+
+    done: bool
+    rows: Mapping[str, int] = field(default_factory=dict)  # rows written, by table
+    segments: int = 0  # segments replaced
+    bytes_before: int = 0
+    bytes_after: int = 0
+    elapsed_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """What is to become of one table."""
+
+    kept: tuple[PartEntry, ...]
+    groups: tuple[Sources, ...]  # each becomes one part
+
+
+def compact(folder: str | os.PathLike[str]) -> CompactReport:
+    """Turns all closed segments of a run into sorted parts; may run beside a training and beside readers.
+
+    Takes about 200 MB of memory and one core. Killed at any moment it loses and doubles nothing.
+    """
+    path = Path(folder)
+    read_manifest(path)
+    lock = FileLock.take(path / COMPACT_LOCK, patience_s=0.0)
+    if lock is None:
+        return CompactReport(done=False)
+    try:
+        return _compact(path)
+    except OSError as error:
+        raise StoreError(
+            f"{path} cannot be compacted: {error.strerror or error}. Nothing is lost; "
+            "make room or check its permissions, then try again."
+        ) from None
+    finally:
+        lock.release()
+
+
+def _compact(folder: Path) -> CompactReport:
+    started = time.monotonic()
+    catalogue = Catalogue(folder)
+    live = catalogue.live()
+    _sweep(folder, live)
+    plans = {table: _planned(catalogue, live, table) for table in TABLES}
+    groups = [group for plan in plans.values() for group in plan.groups]
+    if not groups:
+        return CompactReport(done=True, elapsed_s=time.monotonic() - started)
+    generation = live.generation + 1
+    parts = {table: (*plan.kept, *_made(folder, table, plan, generation)) for table, plan in plans.items()}
+    after = Live(generation, {**live.parts, **parts})
+    write_live(folder, after)
+    _sweep(folder, after)
+    made = {table: sum(group.rows for group in plan.groups) for table, plan in plans.items()}
+    return CompactReport(
+        done=True,
+        rows=made,
+        segments=sum(len(group.segments) for group in groups),
+        bytes_before=sum(group.size_bytes for group in groups),
+        bytes_after=sum(_size(folder, table, entry, generation) for table in TABLES for entry in parts[table]),
+        elapsed_s=time.monotonic() - started,
+    )
+
+
+def _size(folder: Path, table: str, entry: PartEntry, generation: int) -> int:
+    made_now = int(entry.file.partition("-")[0]) == generation
+    return (folder / PARTS / table / entry.file).stat().st_size if made_now else 0
+
+
+def _sweep(folder: Path, live: Live) -> None:
+    """Removes parts that do not count and segments that are replaced: no reader that looks now will want them."""
+    for table in TABLES:
+        counted = {entry.file for entry in live.of(table)}
+        (folder / PARTS / table).mkdir(parents=True, exist_ok=True)
+        for path in (folder / PARTS / table).iterdir():
+            if path.name not in counted and ".parquet" in path.name:
+                path.unlink(missing_ok=True)
+        gone = [name for name in segment_names(folder, table) if str(name) in live.replaced(table)]
+        for name in gone:
+            (folder / SEGMENTS / table / str(name)).unlink(missing_ok=True)
+        if gone:
+            sync_folder(folder / SEGMENTS / table)  # a segment must not come back once live.json forgets it
+
+
+def _planned(catalogue: Catalogue, live: Live, table: str) -> _Plan:
+    """New segments, merged with the parts before them that are not much larger: each row a logarithmic number of times."""
+    sources = catalogue.sources(table)
+    closed = _closed(catalogue.folder, sources)
+    kept = [PartEntry(entry.file, entry.rows) for entry in live.of(table)]  # what they replaced is swept
+    parts = list(sources.parts)
+    total = sum(segment.rows for segment in closed)
+    pulled: list[Part] = []
+    while closed and parts and parts[-1].rows <= 2 * total and parts[-1].rows < PART_ROWS // 2:
+        total += parts[-1].rows
+        pulled.insert(0, parts.pop())
+        kept.pop()
+    return _Plan(tuple(kept), tuple(_grouped(Sources(table, pulled, closed))))
+
+
+def _closed(folder: Path, sources: Sources) -> list[Segment]:
+    """Segments that grow no more. Listed before the locks are looked at: a writer that starts now has none of them."""
+    newest: dict[int, SegmentName] = {}
+    for segment in sources.segments:
+        newest[segment.name.rank] = max(segment.name, newest.get(segment.name.rank, segment.name))
+    writing = {rank for rank in newest if is_held(folder / lock_name(rank))}
+    closed = [
+        segment
+        for segment in sources.segments
+        if segment.name.rank not in writing or segment.name != newest[segment.name.rank]
+    ]
+    for segment in closed:
+        segment.follow()  # what was appended between the look at the file and the look at the lock
+    return closed
+
+
+def _grouped(sources: Sources) -> Iterator[Sources]:
+    """Parts and segments in the order of recording, cut where a part would get too large."""
+    group = Sources(sources.table, [], [])
+    for file in sources.files:
+        if group.rows and group.rows + file.rows > PART_ROWS:
+            yield group
+            group = Sources(sources.table, [], [])
+        if isinstance(file, Part):
+            group.parts.append(file)
+        else:
+            group.segments.append(file)
+    if group.files:
+        yield group
+
+
+def _made(folder: Path, table: str, plan: _Plan, generation: int) -> list[PartEntry]:
+    """Writes the parts of a plan. What merged parts replaced is swept, so only the new segments are named."""
+    made = []
+    for k, group in enumerate(plan.groups):
+        file = part_name(generation, k)
+        rows = write_part(folder / PARTS / table / file, table, _sorted_pieces(group))
+        made.append(PartEntry(file, rows, tuple(str(segment.name) for segment in group.segments)))
+    return made
+
+
+def _sorted_pieces(sources: Sources) -> Iterator[pa.Table]:
+    """The rows of a group in the order of its table, a bounded number of bytes at a time."""
+    pieces = _pieces(sources) if sources.table in ("moments", "bits") else iter((Wanted(),))
+    for wanted in pieces:
+        yield in_order(sources.table, sources.read(SCHEMA[sources.table].names, wanted))
+
+
+def _pieces(sources: Sources) -> Iterator[Wanted]:
+    """Sets of series that hold about as many bytes as may be sorted at once."""
+    numbers = np.concatenate([file.series_numbers() for file in sources.files])
+    series, rows = np.unique(numbers, return_counts=True)
+    bytes_per_row = max(sources.size_bytes / max(sources.rows, 1), 1.0)
+    piece = (np.cumsum(rows) - rows) * bytes_per_row // _PIECE_BYTES
+    for one in np.unique(piece):
+        yield Wanted(series=series[piece == one].astype(np.int32))

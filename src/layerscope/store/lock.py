@@ -1,0 +1,91 @@
+"""Locks that go with their process, whatever way it ends."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+import weakref
+from pathlib import Path
+
+from layerscope.errors import StoreError
+
+_PATIENCE_S = 0.3  # longer than a look at the lock takes, see `is_held`
+_PAUSE_S = 0.01
+
+
+class FileLock:
+    """An exclusive lock on a file, held until `release` or the end of the process.
+
+    A forked child closes its copy, so that a data loader's worker that outlives a killed training does
+    not keep the run locked.
+    """
+
+    def __init__(self, handle: int) -> None:
+        self._handle: int | None = handle
+        mine = weakref.ref(self)
+        os.register_at_fork(after_in_child=lambda: _abandon(mine()))
+
+    @staticmethod
+    def take(path: Path, patience_s: float = _PATIENCE_S) -> FileLock | None:
+        """The lock, or None if somebody else holds it."""
+        try:
+            handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        except OSError as error:
+            raise StoreError(f"{path} cannot be opened: {error.strerror}. Choose a folder you can write to.") from None
+        until = time.monotonic() + patience_s
+        taken = False
+        try:
+            while not (taken := _try(handle, fcntl.LOCK_EX, path)) and time.monotonic() < until:
+                time.sleep(_PAUSE_S)
+        finally:
+            if not taken:
+                os.close(handle)
+        return FileLock(handle) if taken else None
+
+    def write(self, content: bytes) -> None:
+        """Says in the locked file who holds it."""
+        assert self._handle is not None
+        os.ftruncate(self._handle, 0)
+        os.pwrite(self._handle, content, 0)
+
+    def release(self) -> None:
+        """Lets go; may be called twice."""
+        if self._handle is not None:
+            fcntl.flock(self._handle, fcntl.LOCK_UN)
+            self.abandon()
+
+    def abandon(self) -> None:
+        """Closes this process's handle; where it was forked from keeps the lock."""
+        handle, self._handle = self._handle, None
+        if handle is not None:
+            os.close(handle)
+
+
+def _abandon(lock: FileLock | None) -> None:
+    if lock is not None:
+        lock.abandon()
+
+
+def _try(handle: int, how: int, path: Path) -> bool:
+    try:
+        fcntl.flock(handle, how | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        raise StoreError(f"{path} cannot be locked: {error.strerror}. Record to a local disk.") from None
+    return True
+
+
+def is_held(path: Path) -> bool:
+    """Whether somebody holds the lock. Holds it for an instant itself, which is why `take` is patient."""
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        raise StoreError(f"{path} cannot be opened: {error.strerror}. Check its permissions.") from None
+    try:
+        return not _try(handle, fcntl.LOCK_SH, path)
+    finally:
+        os.close(handle)

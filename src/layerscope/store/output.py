@@ -1,0 +1,114 @@
+"""The files of one recorder: takes loads from the backlog and appends them, table by table."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from typing import Any
+
+import pyarrow as pa
+
+from layerscope.errors import StoreError
+from layerscope.records import Event, Graph, Series, Value
+from layerscope.store.backlog import Drops, Item, Load
+from layerscope.store.batches import NumberedSeries, bits_batch, events_batch, kpis_batch, moments_batch, series_batch
+from layerscope.store.folder import OpenRun
+from layerscope.store.format import GRAPH, RUN, TABLES, write_json
+from layerscope.store.segments import SegmentWriter
+from layerscope.store.values import KEPT_DTYPES, ValuesWriter
+
+Batcher = Callable[[Any], pa.RecordBatch]  # each takes its own table's items
+_BATCHERS: Mapping[str, Batcher] = {
+    "series": series_batch,
+    "moments": moments_batch,
+    "bits": bits_batch,
+    "kpis": kpis_batch,
+    "events": events_batch,
+}
+
+
+class FolderGoneError(StoreError):
+    """The run folder was deleted or moved while it was written."""
+
+
+class Output:
+    """Segments, values and graph of one open run."""
+
+    def __init__(self, run: OpenRun) -> None:
+        self._run = run
+        self._segments = {table: SegmentWriter(run.path, table, run.rank, run.session) for table in TABLES}
+        self._values = ValuesWriter(run.path, run.rank, run.session)
+        self._series: dict[int, Series] = {number: series for series, number in run.series.items()}
+        self._latest_step = 0  # where the writer's own events belong
+        made = (run.path / RUN).stat()
+        self._identity = (made.st_dev, made.st_ino)
+
+    def write(self, load: Load, done: Callable[[str, list[Item]], None]) -> None:
+        """Writes a load queue by queue, telling which are done. After an error the rest is still in the load."""
+        self._check_folder()
+        if load.dropped:
+            self.event("drop", _told(load.dropped))
+            load.dropped = {}
+        for queue, items in load.items.items():
+            if items:
+                self._write_queue(queue, items)
+                load.items[queue] = []
+                done(queue, items)
+
+    def _check_folder(self) -> None:
+        """Refuses a folder that is not the one opened: files still open would take rows that nobody can see."""
+        try:
+            found = (self._run.path / RUN).stat()
+        except FileNotFoundError:
+            raise FolderGoneError(f"{self._run.path} was deleted or moved") from None
+        if (found.st_dev, found.st_ino) != self._identity:
+            raise FolderGoneError(f"{self._run.path} was deleted and made anew by somebody else")
+
+    def event(self, level: str, text: str) -> None:
+        """Writes an event of the writer's own."""
+        self._segments["events"].write(events_batch([Event(self._latest_step, level, text, time.time())]))
+
+    def end(self) -> None:
+        """Closes all segments, marked as whole."""
+        for segment in self._segments.values():
+            segment.end()
+
+    def abandon(self) -> None:
+        """Closes all segments as they are."""
+        for segment in self._segments.values():
+            segment.abandon()
+
+    def _write_queue(self, queue: str, items: list[Item]) -> None:
+        if queue == "graph":
+            graph = items[-1]
+            assert isinstance(graph, Graph)
+            write_json(self._run.path / GRAPH, "graph", asdict(graph))
+        elif queue == "values":
+            self._write_values([item for item in items if isinstance(item, Value)])
+        else:
+            if queue == "series":
+                self._series.update({row.number: row.series for row in items if isinstance(row, NumberedSeries)})
+            self._segments[queue].write(_BATCHERS[queue](items))
+            if queue in ("moments", "kpis", "events"):
+                self._latest_step = max(self._latest_step, *(getattr(item, "step", 0) for item in items))
+
+    def _write_values(self, values: list[Value]) -> None:
+        kept = [value for value in values if value.array.dtype in KEPT_DTYPES and value.series in self._series]
+        if len(kept) < len(values):
+            strange = next(value for value in values if value not in kept)
+            self.event(
+                "warning",
+                f"{len(values) - len(kept)} values were not kept, the first of series {strange.series} at step "
+                f"{strange.step}: a value needs a known series and a number type that safetensors has, not "
+                f"{strange.array.dtype}.",
+            )
+        self._values.write(kept, self._series)
+
+
+def _told(dropped: Mapping[str, Drops]) -> str:
+    parts = [
+        f"{drops.rows} rows of {table} (steps {drops.first_step} to {drops.last_step})"
+        for table, drops in dropped.items()
+    ]
+    return f"Dropped, because the disk was slower than the recording: {', '.join(parts)}."

@@ -1,0 +1,168 @@
+"""Parts: the sorted Parquet files that compaction makes, as they are written and as they are read."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from layerscope.records import Ids, Ints
+from layerscope.stats import spec
+from layerscope.store.format import ASIDE, SCHEMA, VERSION, check_version, damaged, sync_folder
+from layerscope.store.wanted import Wanted
+
+ROW_GROUP = {"moments": 16_384, "bits": 2_048, "series": 16_384, "kpis": 16_384, "events": 16_384}
+_FLOATS = ["scale", *spec.SUMS, *spec.EXTREMES]
+_FEW_GROUPS = 4  # below it, starting threads costs more than they save
+_UNREADABLE = (pa.ArrowException, OSError)
+
+
+def write_part(path: Path, table: str, pieces: Iterable[pa.Table]) -> int:
+    """Writes a part from sorted pieces, each a few row groups long; gives the number of rows."""
+    schema = SCHEMA[table].with_metadata({"format": "layerscope-part", "version": str(VERSION), "table": table})
+    aside = path.with_name(path.name + ASIDE)
+    rows = 0
+    with aside.open("wb") as file:
+        with pq.ParquetWriter(file, schema, **_options(table)) as writer:
+            for piece in pieces:
+                writer.write_table(piece.cast(schema), row_group_size=ROW_GROUP[table])
+                rows += piece.num_rows
+        file.flush()
+        os.fsync(file.fileno())
+    aside.rename(path)
+    sync_folder(path.parent)
+    return rows
+
+
+def _options(table: str) -> dict[str, object]:
+    options: dict[str, object] = {"compression": "zstd", "compression_level": 3, "write_page_checksum": True}
+    if table in ("moments", "bits"):
+        names = [name for name in SCHEMA[table].names if name not in ("step", "counts")]
+        split = [name for name in _FLOATS if name in names]
+        options["use_dictionary"] = [name for name in names if name not in split]
+        options["use_byte_stream_split"] = split  # the bytes that hardly change lie side by side
+        options["column_encoding"] = {"step": "DELTA_BINARY_PACKED"}
+        options["write_statistics"] = ["series", "step"]
+    return options
+
+
+class Part:
+    """One compacted file: mapped, its row groups known by series and step."""
+
+    def __init__(self, path: Path, table: str, rows: int) -> None:
+        self.path = path
+        self.rows = rows
+        self._table = table
+        self._lost = (
+            "Restore the file from a copy of the run, or take its entry out of live.json "
+            f"to open the run without its {rows} rows."
+        )
+        if stat.S_ISLNK(path.lstat().st_mode):
+            raise damaged(path, "it is a link", self._lost)
+        try:
+            with pa.memory_map(str(path)) as file:  # the mapping outlives the file's handle
+                self._content = file.read_buffer()
+            self._metadata = self._opened(None).metadata
+            self._found = self._metadata.schema.to_arrow_schema()
+        except FileNotFoundError:
+            raise
+        except _UNREADABLE as error:
+            raise damaged(path, _reason(error), self._lost) from None
+        self._check()
+        self._series = self._bounds("series", np.int32)
+        self._step = self._bounds("step", np.int64)
+
+    def _opened(self, metadata: pq.FileMetaData | None) -> pq.ParquetFile:
+        """A reader of the file; every thread has its own, since reading changes it."""
+        options = {"page_checksum_verification": True, "pre_buffer": False}
+        return pq.ParquetFile(pa.BufferReader(self._content), metadata=metadata, **options)
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the file."""
+        return int(self._content.size)
+
+    def _check(self) -> None:
+        found = self._found
+        about = {key.decode(): value.decode() for key, value in (found.metadata or {}).items()}
+        if about.get("format") != "layerscope-part" or about.get("table") != self._table:
+            raise damaged(self.path, f"it is Parquet, but no part of {self._table}", self._lost)
+        check_version(self.path, int(about["version"]) if about.get("version", "").isdigit() else None)
+        if self._metadata.num_rows != self.rows:
+            raise damaged(self.path, f"it has {self._metadata.num_rows} rows instead of {self.rows}", self._lost)
+        known = SCHEMA[self._table]
+        for column in found:
+            if column.name in known.names and column.type != known.field(column.name).type:
+                raise damaged(self.path, f"its column {column.name!r} is {column.type}", self._lost)
+
+    def _bounds(self, column: str, dtype: type) -> tuple[Ints, Ints]:
+        """Smallest and largest value of a column in every row group; the widest range where it is not known."""
+        groups, limits = self._metadata.num_row_groups, np.iinfo(dtype)
+        low, high = np.full(groups, limits.min, dtype), np.full(groups, limits.max, dtype)
+        if column in self._found.names:
+            place = self._found.names.index(column)
+            for group in range(groups):
+                known = self._metadata.row_group(group).column(place).statistics
+                if known is not None and known.has_min_max:
+                    low[group], high[group] = known.min, known.max
+        return low, high
+
+    @property
+    def largest_series(self) -> int:
+        """The largest series number of any row, -1 if there is no row."""
+        return int(self._series[1].max(initial=-1))
+
+    def series_numbers(self) -> Ids:
+        """The series number of every row."""
+        found = self.read(["series"], Wanted())
+        return np.concatenate([table["series"].to_numpy() for table in found]) if found else np.zeros(0, np.int32)
+
+    def read(self, columns: list[str], wanted: Wanted) -> list[pa.Table]:
+        """The wanted rows, with the columns in the order asked for."""
+        groups = np.flatnonzero(wanted.blocks(self._series, self._step))
+        keys = [name for name in ("series", "step") if name in SCHEMA[self._table].names and not wanted.everything]
+        present = set(self._found.names)
+        names = [name for name in dict.fromkeys([*columns, *keys]) if name in present]
+        try:
+            if len(groups) < _FEW_GROUPS:
+                tables = self._groups(groups, names, wanted)
+            else:
+                threads = os.cpu_count() or 1
+                with ThreadPoolExecutor(threads) as pool:
+                    shares = pool.map(lambda share: self._groups(share, names, wanted), np.array_split(groups, threads))
+                    tables = [table for share in shares for table in share]
+        except _UNREADABLE as error:
+            raise damaged(self.path, _reason(error), self._lost) from None
+        return [self._complete(table, columns) for table in tables if table.num_rows]
+
+    def _groups(self, groups: Ints, names: list[str], wanted: Wanted) -> list[pa.Table]:
+        """The wanted rows of some row groups."""
+        file = self._opened(self._metadata)
+        tables = []
+        for group in groups.tolist():
+            table = file.read_row_group(group, columns=names, use_threads=False)
+            series, step = (table[name].to_numpy() if name in names else None for name in ("series", "step"))
+            hits = wanted.rows(series, step)
+            whole = hits is None or len(hits) == table.num_rows
+            tables.append(table if whole else table.take(pa.array(hits)))
+        return tables
+
+    def _complete(self, table: pa.Table, columns: list[str]) -> pa.Table:
+        if table.column_names == columns:
+            return table.replace_schema_metadata(None)
+        kinds = {name: SCHEMA[self._table].field(name).type for name in columns}
+        arrays = [
+            table.column(name) if name in table.column_names else pa.nulls(table.num_rows, kinds[name])
+            for name in columns
+        ]
+        return pa.table(arrays, names=columns)
+
+
+def _reason(error: BaseException) -> str:
+    return " ".join(str(error).split()).rstrip(".") or type(error).__name__

@@ -1,0 +1,139 @@
+"""Where the rows of a table are at this moment: parts and the segments that no part replaces."""
+
+from __future__ import annotations
+
+import os
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+
+from layerscope.errors import FormatError
+from layerscope.store.format import LIVE, PARTS, SCHEMA, SEGMENTS, TABLES, Live, SegmentName, damaged, read_live
+from layerscope.store.parts import Part
+from layerscope.store.segments import Segment
+from layerscope.store.wanted import Wanted
+
+_ATTEMPTS = 100  # each one means that a compaction ended meanwhile
+
+
+def segment_names(folder: Path, table: str) -> list[SegmentName]:
+    """The segments of a table in the order of recording, replaced ones included."""
+    try:
+        with os.scandir(folder / SEGMENTS / table) as entries:
+            names = [SegmentName.parse(entry.name) for entry in entries if entry.is_file(follow_symlinks=False)]
+    except FileNotFoundError:
+        return []
+    return sorted(name for name in names if name is not None)
+
+
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """The opened files that together hold every row of a table exactly once."""
+
+    table: str
+    parts: list[Part]
+    segments: list[Segment]
+
+    @property
+    def files(self) -> list[Part | Segment]:
+        """Parts, then segments: the order of recording."""
+        return [*self.parts, *self.segments]
+
+    @property
+    def rows(self) -> int:
+        """Rows of all files."""
+        return sum(file.rows for file in self.files)
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all files."""
+        return sum(file.size_bytes for file in self.files)
+
+    def read(self, columns: list[str], wanted: Wanted) -> pa.Table:
+        """The wanted rows, in the order of recording."""
+        found: list[pa.Table] = []
+        for file in self.files:
+            found.extend(file.read(columns, wanted))
+        if not found:
+            return pa.schema([SCHEMA[self.table].field(name) for name in columns]).empty_table()
+        return pa.concat_tables(found)
+
+
+class Catalogue:
+    """Opens the files of a run, and keeps what it has opened for the next look."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._parts: dict[tuple[str, str], Part] = {}
+        self._segments: dict[tuple[str, SegmentName], Segment] = {}
+        self._live = Live()
+        self._one_look = threading.Lock()  # two looks at once would take in a batch twice
+        self._live_stamp: tuple[int, ...] = ()
+
+    def sources(self, table: str) -> Sources:
+        """The files of a table as they are now; while it looks, a compaction may end and move rows."""
+        missing: FileNotFoundError | None = None
+        for _ in range(_ATTEMPTS):
+            before = self.live()
+            names = segment_names(self.folder, table)
+            if self.live().generation != before.generation:
+                continue
+            try:
+                with self._one_look:
+                    return self._opened(table, before, names)
+            except FileNotFoundError as error:
+                missing = error
+                if self.live().generation == before.generation and self._lacks_part(table, before):
+                    break
+        if missing is None:
+            raise FormatError(f"{self.folder} is compacted faster than it can be read. Try again.")
+        raise damaged(Path(missing.filename or self.folder / LIVE), "it is missing, and live.json names it")
+
+    def live(self) -> Live:
+        """What live.json says now."""
+        try:
+            known = (self.folder / LIVE).stat()
+        except OSError:
+            return read_live(self.folder)  # raises what is to be said
+        stamp = (known.st_ino, known.st_mtime_ns, known.st_size)
+        if stamp != self._live_stamp:
+            self._live = read_live(self.folder)
+            self._live_stamp = stamp
+        return self._live
+
+    def stamp(self) -> tuple[object, ...]:
+        """A token that changes when rows arrive or move."""
+        sizes = []
+        for table in TABLES:
+            names = segment_names(self.folder, table)
+            newest = {name.rank: name for name in names}  # the others grow no more
+            sizes.append((len(names), tuple(self._size(table, name) for name in newest.values())))
+        return (self.live().generation, *sizes)
+
+    def _size(self, table: str, name: SegmentName) -> tuple[str, int]:
+        try:
+            return str(name), (self.folder / SEGMENTS / table / str(name)).stat().st_size
+        except FileNotFoundError:
+            return str(name), -1
+
+    def _lacks_part(self, table: str, live: Live) -> bool:
+        return any(not (self.folder / PARTS / table / entry.file).exists() for entry in live.of(table))
+
+    def _opened(self, table: str, live: Live, names: list[SegmentName]) -> Sources:
+        parts = {(table, entry.file): entry for entry in live.of(table)}
+        replaced = live.replaced(table)
+        current = [(table, name) for name in names if str(name) not in replaced]
+        self._parts = {key: part for key, part in self._parts.items() if key[0] != table or key in parts}
+        kept = set(current)
+        self._segments = {key: segment for key, segment in self._segments.items() if key[0] != table or key in kept}
+        for key in current:
+            if key not in self._segments:
+                path = self.folder / SEGMENTS / table / str(key[1])
+                self._segments[key] = Segment(path, table, key[1])
+            self._segments[key].follow()
+        for part, entry in parts.items():
+            if part not in self._parts:
+                self._parts[part] = Part(self.folder / PARTS / table / entry.file, table, entry.rows)
+        return Sources(table, [self._parts[part] for part in parts], [self._segments[key] for key in current])

@@ -1,0 +1,228 @@
+"""The writer: takes records from the training thread and appends them to the run folder in a thread of its own."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+import warnings
+from collections.abc import Mapping
+
+from layerscope.errors import LayerscopeWarning, StoreError
+from layerscope.records import Event, Graph, Kpi, Series, Summaries, Value
+from layerscope.store.backlog import Backlog, Load
+from layerscope.store.batches import NumberedSeries
+from layerscope.store.compact import compact
+from layerscope.store.folder import OpenRun
+from layerscope.store.output import FolderGoneError, Output
+
+QUEUE_BYTES = 64 << 20
+FLUSH_BYTES = 4 << 20
+FLUSH_S = 0.5
+CLOSE_S = 30.0
+_FIRST_PAUSE_S = 0.5  # after a failed write; doubled with each further one
+_LONGEST_PAUSE_S = 30.0
+
+_QUEUES: Mapping[type, tuple[str, ...]] = {
+    Summaries: ("moments", "bits"),
+    Value: ("values",),
+    Kpi: ("kpis",),
+    Event: ("events",),
+    Graph: ("graph",),
+}
+
+
+class FolderSink:
+    """A sink that writes into a run folder: `FolderSink(create("runs/first"))`.
+
+    No method but `flush` and `close` waits for the disk. What goes wrong is told once, as a `LayerscopeWarning`
+    of the next `put`, and never raised. In a forked child every method does nothing.
+    """
+
+    def __init__(self, run: OpenRun, *, queue_bytes: int = QUEUE_BYTES, compact: bool = True) -> None:
+        self.run = run
+        self.cpu_s = 0.0  # what the writer thread has used
+        self._compact = compact
+        self._pid = os.getpid()
+        self._numbers = dict(run.series)
+        self._next = run.next_series
+        self._backlog = Backlog(queue_bytes)
+        self._output = Output(run)
+        self._wake = threading.Event()
+        self._stopping = False
+        self._lost = False  # nothing can be written any more
+        self._failing_since: float | None = None
+        self._complaint: str | None = None
+        self._closed = False
+        self._naming = threading.Lock()
+        self._thread = threading.Thread(target=self._work, name=f"layerscope-writer-{run.path.name}", daemon=True)
+        self._thread.start()
+
+    @property
+    def dropped(self) -> Mapping[str, int]:
+        """Rows dropped so far, by table."""
+        return dict(self._backlog.dropped)
+
+    def series_id(self, series: Series) -> int:
+        """Number of the series, the same for equal series for the life of the run."""
+        number = self._numbers.get(series)
+        if number is not None or os.getpid() != self._pid:
+            return -1 if number is None else number
+        with self._naming:
+            number = self._numbers.get(series)
+            if number is None:
+                number = self._next
+                # The row waits before anybody knows the number: no row that uses it can be written earlier.
+                self._backlog.add(("series",), NumberedSeries(number, series))
+                self._numbers[series] = number
+                self._next += 1
+        return number
+
+    def put(self, record: Summaries | Value | Kpi | Event | Graph) -> None:
+        """Takes over one record; its arrays must not be written again."""
+        if os.getpid() != self._pid or self._closed:
+            return
+        if self._complaint is not None or not (self._lost or self._thread.is_alive()):
+            self._complain()
+        if self._lost:
+            return
+        if self._backlog.add(_QUEUES[type(record)], record) >= FLUSH_BYTES:
+            self._wake.set()
+
+    def flush(self, timeout_s: float = CLOSE_S) -> bool:
+        """Waits until all that was put has been handed to the system; False if that failed or took too long."""
+        if os.getpid() != self._pid or self._lost or not self._thread.is_alive():
+            return False
+        self._wake.set()
+        return self._backlog.wait_until_written(timeout_s) and not self._lost
+
+    def close(self, timeout_s: float = CLOSE_S) -> None:
+        """Writes what was taken, marks the end of the session, lets go of the folder and compacts it. Never raises."""
+        if os.getpid() != self._pid or self._closed:
+            return
+        self._closed = self._stopping = True
+        self._wake.set()
+        self._thread.join(timeout_s)
+        if self._thread.is_alive():
+            self._warn(f"{self.run.path} does not take what was recorded: its disk hangs. The rest of it may be lost.")
+            return
+        self._complain()
+        self._end()
+
+    def _end(self) -> None:
+        try:
+            if not self._lost:
+                if self._backlog.empty:
+                    self.run.mark(closed_s=time.time(), drops=self.dropped)
+                self.run.lock.release()
+                if self._compact:
+                    compact(self.run.path)
+        except (OSError, StoreError) as error:
+            self._warn(f"{self.run.path} was recorded, but could not be tidied up at the end: {error}")
+        finally:
+            self.run.lock.release()
+
+    def _complain(self) -> None:
+        """Gives the one warning of a trouble in the training thread, where it is seen."""
+        complaint, self._complaint = self._complaint, None
+        if complaint is None and not (self._lost or self._closed or self._thread.is_alive()):
+            complaint = (
+                f"The thread that writes {self.run.path} has died. Nothing more is recorded; the training goes on."
+            )
+            self._lost = True
+        if complaint is not None:
+            self._warn(complaint)
+
+    def _warn(self, text: str) -> None:
+        warnings.warn(text, LayerscopeWarning, stacklevel=4)
+
+    # From here on: the writer thread.
+
+    def _work(self) -> None:
+        try:
+            while not self._round():
+                pass
+        except FolderGoneError as error:
+            self._lose(f"{error}. Nothing more is recorded; the training goes on.")
+        except Exception as error:  # noqa: BLE001 -- a border: a fault of ours must not stop a training, but be told
+            reason = f"{type(error).__name__}: {error}"
+            self._lose(
+                f"The thread that writes {self.run.path} failed ({reason}). "
+                "Nothing more is recorded; the training goes on."
+            )
+
+    def _round(self) -> bool:
+        """Waits for something to write and writes it; whether it was the last time."""
+        self._wake.wait(FLUSH_S)
+        self._wake.clear()
+        stopping = self._stopping
+        pause = _FIRST_PAUSE_S
+        while not self._backlog.empty:
+            if self._write():
+                pause = _FIRST_PAUSE_S
+            elif stopping or self._stopping:
+                self._give_up()
+                break
+            else:
+                self._rest(pause)
+                pause = min(2 * pause, _LONGEST_PAUSE_S)
+        if stopping:
+            self._finish()
+        return stopping
+
+    def _rest(self, pause_s: float) -> None:
+        """Pauses after a failure; a close ends it."""
+        until = time.monotonic() + pause_s
+        while not self._stopping and (left := until - time.monotonic()) > 0:
+            self._wake.wait(left)
+            self._wake.clear()
+
+    def _write(self) -> bool:
+        load = self._backlog.take(2 * FLUSH_BYTES)
+        try:
+            self._output.write(load, self._backlog.settle)
+            if self._failing_since is not None:
+                self._recover()
+        except OSError as error:
+            self._backlog.give_back(load)
+            self._fail(error)
+            return False
+        finally:
+            self.cpu_s = time.thread_time()
+        return True
+
+    def _fail(self, error: OSError) -> None:
+        if self._failing_since is None:
+            self._failing_since = time.time()
+            self._complaint = (
+                f"{self.run.path} cannot be written: {error.strerror or error}. The training goes on. What is recorded "
+                "waits in memory and beyond its bound is dropped, whole tensors first; writing is tried again. "
+                "Make room, or close the recorder."
+            )
+
+    def _recover(self) -> None:
+        since, self._failing_since = self._failing_since, None
+        assert since is not None
+        self._output.event("info", f"Writing failed for {time.time() - since:.1f} s and works again.")
+
+    def _give_up(self) -> None:
+        """At the end, with a disk that takes nothing: what still waits is lost, and said to be."""
+        self._backlog.give_up(Load())
+        rows = {table: rows for table, rows in self._backlog.dropped.items() if rows}
+        self._complaint = (
+            f"{self.run.path} could not be written to its end; rows lost: {rows or 'only KPIs and events'}."
+        )
+        self._lost = True
+
+    def _finish(self) -> None:
+        try:
+            self._output.end()
+        except OSError as error:
+            self._output.abandon()
+            self._fail(error)
+
+    def _lose(self, complaint: str) -> None:
+        self._lost = True
+        self._complaint = complaint
+        self._output.abandon()
+        self._backlog.give_up(Load())
