@@ -1,0 +1,163 @@
+"""A recorded run, finished or still growing, as tables."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from layerscope.query import rows, sql
+from layerscope.query.table import Table
+from layerscope.records import Floats, Graph, Ints
+from layerscope.select import Patterns, matching
+from layerscope.stats import derive
+from layerscope.store.reader import Reader
+from layerscope.store.wanted import Steps
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """Every summary of one series, one row per step, for charts."""
+
+    steps: Ints
+    moments: dict[str, Floats]
+    bits: derive.BitRows
+
+    def stat(self, name: str) -> Floats:
+        """One statistic over the steps."""
+        return derive.statistic(name, self.moments.__getitem__)
+
+
+class Run:
+    """A recorded run: `stats()`, `histograms()`, `exponents()`, `kpis()`, `events()`, `sql()`.
+
+    It may still be growing: every call reads what has been written by then.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self._reader = Reader(Path(path))
+        self.path = self._reader.folder
+        self.name = self.path.resolve().name
+
+    @property
+    def revision(self) -> object:
+        """A token that changes when rows were added."""
+        return self._reader.revision()
+
+    @property
+    def problems(self) -> list[str]:
+        """What could not be read, one sentence each; empty for a sound run."""
+        return [f"{count} {what} were left out." for what, count in self._reader.problems.items() if count]
+
+    def status(self) -> str:
+        """`"running"`, `"finished"`, or `"stopped"` when the training ended without closing the run."""
+        return self._reader.status()
+
+    def graph(self) -> Graph | None:
+        """The watched model's modules."""
+        return self._reader.graph()
+
+    def series(self) -> Table:
+        """Every history in the run, in the order of first appearance."""
+        return Table(self._reader.series())
+
+    def stats(
+        self,
+        sites: Patterns = "*",
+        *,
+        kind: Patterns = None,
+        stat: Patterns = None,
+        mode: Patterns = None,
+        steps: Steps = None,
+    ) -> Table:
+        """Statistics, one row per series and step.
+
+        `sites`, `kind`, `stat` and `mode` are names or globs, or lists of them; `steps` is a range `(first, last)`
+        or an array of steps.
+        """
+        names = matching(stat, derive.STATS, "statistic")
+        chosen = self._chosen(sites, kind, mode)
+        read = self._reader.moments(rows.numbers(chosen), steps, rows.columns_for(names))
+        read, identity, _ = rows.named(read, chosen)
+        moments = rows.moments_of(read)
+        return Table(
+            rows.assembled(read, identity, {n: rows.column(n, derive.statistic(n, moments.__getitem__)) for n in names})
+        )
+
+    def histograms(
+        self,
+        sites: Patterns = "*",
+        *,
+        kind: Patterns = None,
+        mode: Patterns = None,
+        steps: Steps = None,
+        bins: int = 64,
+    ) -> Table:
+        """Histograms over each series' own range, one row per series and step: `edges` and `counts` are lists.
+
+        All steps of a series share their `bins` edges, from its smallest to its largest value. `counts` add up to
+        the finite elements; inside a bucket of the summary (12 % wide) they are interpolated.
+        """
+        read, identity, owner, bits = self._decoded(self._chosen(sites, kind, mode), steps)
+        moments = rows.moments_of(read)
+        edges, counts = rows.binned(owner, moments, bits, bins)
+        columns = {"edges": rows.lists(edges), "counts": rows.lists(counts)}
+        columns |= {name: rows.column(name, moments[name]) for name in ("nan", "pos_inf", "neg_inf")}
+        return Table(rows.assembled(read, identity, columns))
+
+    def exponents(
+        self, sites: Patterns = "*", *, kind: Patterns = None, mode: Patterns = None, steps: Steps = None
+    ) -> Table:
+        """How many elements have which base-2 exponent, one row per series, step and exponent that occurs."""
+        read, identity, _, bits = self._decoded(self._chosen(sites, kind, mode), steps)
+        present, counts = derive.exponents(bits)
+        row, column = np.nonzero(counts)
+        columns = {"exponent": pa.array(present[column]), "count": pa.array(counts[row, column])}
+        return Table(rows.assembled(read.take(pa.array(row)), identity.take(pa.array(row)), columns))
+
+    def kpis(self, names: Patterns = "*") -> Table:
+        """The training loop's own numbers: one row per step, one column per KPI."""
+        long = self._reader.kpis()
+        found = list(dict.fromkeys(long.column("name").to_pylist()))
+        return Table(rows.wide(long, matching(names, found, "KPI")))
+
+    def events(self) -> Table:
+        """Notes, warnings and drops, in the order in which they happened."""
+        return Table(self._reader.events())
+
+    def sql(self, query: str) -> Table:
+        """The answer to an SQL query over the views `stats`, `exponents`, `series`, `kpis` and `events`."""
+        return Table(sql.answer(query, {name: getattr(self, name) for name in sql.VIEWS}))
+
+    def history(self, series: int, rank: int = 0) -> History:
+        """Every summary of one series, given by its number in `series()`."""
+        table = self._reader.series()
+        chosen = table.filter(pa.array((rows.ints(table, "series") == series) & (rows.ints(table, "rank") == rank)))
+        read, _, _, bits = self._decoded(chosen, None)
+        return History(rows.ints(read, "step"), rows.moments_of(read), bits)
+
+    def _chosen(self, sites: Patterns, kind: Patterns, mode: Patterns) -> pa.Table:
+        table = self._reader.series()
+        for column, patterns in (("site", sites), ("kind", kind), ("mode", mode)):
+            present = table.column(column).to_pylist()
+            kept = set(matching(patterns, list(dict.fromkeys(present)), column))
+            table = table.filter(pa.array([name in kept for name in present], pa.bool_()))
+        return table
+
+    def _decoded(self, chosen: pa.Table, steps: Steps) -> tuple[pa.Table, pa.Table, Ints, derive.BitRows]:
+        """Moments of the chosen series, what each row belongs to, which series that is, and its bit-counts."""
+        numbers = rows.numbers(chosen)
+        read, identity, owner = rows.named(self._reader.moments(numbers, steps), chosen)
+        bits = self._reader.bits(numbers, steps)
+        fields = ("rank", "series", "session", "step")
+        at = rows.places(rows.keys(read, fields, bits), rows.keys(bits, fields, read))
+        aligned = bits.select(["m", "counts"]).take(pa.array(at, mask=at < 0))
+        moments = rows.moments_of(read)
+        decoded = derive.decode_bits(*rows.encoded(aligned))
+        return read, identity, owner, derive.clip(decoded, moments["min"], moments["max"])
+
+    def __repr__(self) -> str:
+        sites = len(set(self._reader.series().column("site").to_pylist()))
+        return f"Run({str(self.path)!r}, {self.status()}, {sites} sites)"
