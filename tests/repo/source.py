@@ -1,0 +1,42 @@
+"""What the tests of the repository itself read."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "src" / "layerscope"
+WEB = ROOT / "web" / "src"
+
+
+def modules() -> list[Path]:
+    """Every Python module of the package."""
+    return sorted(PACKAGE.rglob("*.py"))
+
+
+def page_sources() -> list[Path]:
+    """Every source file of the page that was written by hand."""
+    return sorted(p for p in WEB.rglob("*") if p.suffix in (".ts", ".svelte") and ".gen." not in p.name)
+
+
+def lines(path: Path) -> int:
+    return len(path.read_text(encoding="utf-8").splitlines())
+
+
+def functions(tree: ast.Module) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            yield node
+
+
+def size_line() -> str:
+    """The size of things in one line, for the end of every test run."""
+    python, page = [lines(p) for p in modules()], [lines(p) for p in page_sources()]
+    tests = sum(lines(p) for p in (ROOT / "tests").rglob("*.py"))
+    kernel = lines(PACKAGE / "stats" / "_kernel.c")
+    return (
+        f"size: {sum(python)} lines of Python in {len(python)} modules, {kernel} of C, "
+        f"{sum(page)} of TypeScript and Svelte, {tests} of tests"
+    )
