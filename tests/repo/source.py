@@ -35,7 +35,7 @@ def size_line() -> str:
     """The size of things in one line, for the end of every test run."""
     python, page = [lines(p) for p in modules()], [lines(p) for p in page_sources()]
     tests = sum(lines(p) for p in (ROOT / "tests").rglob("*.py"))
-    kernel = lines(PACKAGE / "stats" / "_kernel.c")
+    kernel = sum(lines(p) for p in (PACKAGE / "stats").iterdir() if p.suffix in (".c", ".h"))
     return (
         f"size: {sum(python)} lines of Python in {len(python)} modules, {kernel} of C, "
         f"{sum(page)} of TypeScript and Svelte, {tests} of tests"

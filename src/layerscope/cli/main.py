@@ -1,0 +1,111 @@
+"""The `layerscope` command: arguments in, one of the verbs called, errors as one sentence."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from layerscope.errors import LayerscopeError
+from layerscope.version import __version__
+
+EXAMPLES = """examples:
+  layerscope demo                                   train a small network, record it, open the page
+  layerscope ui runs                                the page on every run in a folder
+  layerscope show runs/first                        what a run holds
+  layerscope show runs/first "layers.*" --stat rms  one statistic of the sites that match
+  layerscope compact runs/first                     smaller and faster to read, while or after training
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; the exit code is 0, or 2 when the user has to change something."""
+    options = parser().parse_args(arguments)
+    try:
+        options.run(options)
+    except LayerscopeError as error:
+        sys.stderr.write(f"layerscope: {error}\n")
+        return 2
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:  # the reader of our output, such as `head`, has seen enough
+        sys.stderr.close()
+    return 0
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command's arguments."""
+    top = argparse.ArgumentParser(
+        prog="layerscope",
+        description="An oscilloscope for neural networks.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    top.add_argument("--version", action="version", version=f"layerscope {__version__}")
+    commands = top.add_subparsers(required=True, metavar="COMMAND")
+
+    demo = commands.add_parser("demo", help="train a small network, record it, open the page")
+    demo.add_argument(
+        "--to", type=Path, default=Path("runs/demo"), help="the run's folder (a taken name gets a suffix)"
+    )
+    demo.add_argument("--steps", type=int, default=600, help="training steps (default 600)")
+    demo.add_argument("--no-serve", action="store_true", help="end after recording")
+    _server_options(demo)
+    demo.set_defaults(run=_demo)
+
+    ui = commands.add_parser("ui", help="the page on one run or a folder of runs")
+    ui.add_argument(
+        "runs", type=Path, nargs="?", default=Path("runs"), help="a run, or a folder of runs (default: runs)"
+    )
+    _server_options(ui)
+    ui.set_defaults(run=_ui)
+
+    show = commands.add_parser("show", help="tables in the terminal")
+    show.add_argument("path", type=Path, help="a run, or a folder of runs")
+    show.add_argument("sites", nargs="*", help='names or globs, such as "layers.*.mlp"')
+    show.add_argument("--kind", help='such as "output" or "weight_grad"')
+    show.add_argument("--stat", help='such as "rms"; without it the most telling ones')
+    show.add_argument("--sql", metavar="QUERY", help='such as "select site, max(rms) from stats group by site"')
+    show.set_defaults(run=_show)
+
+    compact = commands.add_parser("compact", help="turn what was appended into sorted Parquet files")
+    compact.add_argument("path", type=Path, help="a run, or a folder of runs")
+    compact.set_defaults(run=_compact)
+    return top
+
+
+def _server_options(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--host", default="127.0.0.1", help="listen on this address (default: this machine only)")
+    command.add_argument("--port", type=int, default=8642, help="listen on this port, or the next free one")
+    command.add_argument("--no-browser", action="store_true", help="do not open a browser")
+
+
+def _demo(options: argparse.Namespace) -> None:
+    from layerscope.cli.demo import demo
+
+    demo(options)
+
+
+def _ui(options: argparse.Namespace) -> None:
+    from layerscope.cli.serving import serve_until_interrupted
+
+    serve_until_interrupted(options.runs, options)
+
+
+def _show(options: argparse.Namespace) -> None:
+    from layerscope.cli.show import show
+
+    show(options)
+
+
+def _compact(options: argparse.Namespace) -> None:
+    from rich.progress import track
+
+    from layerscope.cli.output import console
+    from layerscope.query.discover import find_runs
+    from layerscope.store.compact import compact
+
+    for folder in track(find_runs(options.path), "compacting", console=console()):
+        report = compact(folder)
+        console().print(f"{folder}: {report}", markup=False)
