@@ -50,7 +50,7 @@ format: $(VENV)/.dev web/node_modules/.installed
 	$(NPM) run -s format
 
 # torch comes first and alone: its pinned version is the CPU build, which a looser requirement would replace.
-$(VENV)/.runtime: constraints.txt pyproject.toml build_hook.py src/layerscope/stats/_kernel.c web/package.json
+$(VENV)/.runtime: constraints.txt pyproject.toml build_hook.py $(wildcard src/layerscope/stats/_kernel*.[ch]) web/package.json
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) pip
 	$(PIP) torch

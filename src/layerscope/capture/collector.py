@@ -33,8 +33,7 @@ class Collector:
 
     def summarize(self, tensor: object) -> int:
         """Row of the tensor's summary in this step."""
-        with self._lock:
-            return self._add_tensor(self._arena, tensor)
+        return self._add_tensor(self._arena, tensor)
 
     def assign(self, row: int, identity: Identity, shape: tuple[int, ...]) -> None:
         """Count a summarised row into a series."""
@@ -48,7 +47,7 @@ class Collector:
         """Hand the step's summaries to the sink and start over."""
         with self._lock:
             rows, self._rows = self._rows, {}
-            summaries = combine.Encoded(*self._arena.drain())
+            summaries = self._arena.drain()
         if rows:
             self._sink.put(_gathered(step, rows, summaries))
 

@@ -66,7 +66,7 @@ def encode_rows(m: Bytes, row: Ints, codes: Ints, counts: Ints) -> tuple[Ints, B
     first = np.cumsum(buckets) - buckets
     gaps = np.diff(codes, prepend=0)
     filled = first[buckets > 0]
-    gaps[filled] = codes[filled] + (2099 << m[buckets > 0].astype(np.int64)) + 1
+    gaps[filled] = codes[filled] + (spec.TOP_FIELD << m[buckets > 0].astype(np.int64)) + 1
     numbers = np.empty(2 * len(codes), np.int64)
     within = np.arange(len(codes)) - np.repeat(first, buckets)
     at = 2 * np.repeat(first, buckets) + within

@@ -103,7 +103,8 @@ def clip(bits: BitRows, smallest: Floats, largest: Floats) -> BitRows:
 def cumulative(bits: BitRows, edges: Floats) -> Floats:
     """How many counted elements of each row lie below each edge, (rows, edges); linear inside a bucket.
 
-    Edges must ascend.
+    Edges must ascend. Elements known to lie on an edge are not below it, but on the last edge they are: a
+    histogram's last bin includes its end.
     """
     across = len(edges) + 1  # the last column is for what lies below no edge
     first, behind = _edges_within(bits, edges)
@@ -123,12 +124,16 @@ def cumulative(bits: BitRows, edges: Floats) -> Floats:
 
 
 def _edges_within(bits: BitRows, edges: Floats) -> tuple[Ints, Ints]:
-    """For each bucket the first edge at or above its low end, and the first at or above its high end."""
+    """For each bucket the first edge at or above its low end, and the first it lies below as a whole."""
     first = np.searchsorted(edges, bits.low)
     behind = np.append(first[1:], 0)  # most buckets end where the next begins
     other = np.flatnonzero(bits.high[:-1] != bits.low[1:])
     other = np.append(other, len(first) - 1)[: len(first)]
     behind[other] = np.searchsorted(edges, bits.high[other])
+    points = np.flatnonzero(bits.low == bits.high)
+    value = bits.low[points]
+    first[points] = np.searchsorted(edges, value, side="right") - (value == edges[-1])
+    behind[points] = first[points]
     return first, behind[: len(first)]
 
 

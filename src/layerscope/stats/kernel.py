@@ -48,6 +48,7 @@ class Arena:
 
     def __init__(self) -> None:
         self._lock = Lock()
+        self._summarize = _summarize
         self._moments = np.empty((_FIRST_ROWS, _WIDTH))
         self._bits = np.empty(2 * _ROOM, np.uint8)
         self._scratch = np.zeros(_SCRATCH_BYTES, np.uint8)
@@ -72,7 +73,7 @@ class Arena:
             if row == len(self._moments) or used + _ROOM > len(self._bits):
                 self._grow(row, used)
             to = self._moments_at + row * _ROW_BYTES
-            packed = _summarize(address, count, number, self._scratch_at, to, self._bits_at + used)
+            packed = self._summarize(address, count, number, self._scratch_at, to, self._bits_at + used)
             self._ends.append((used << 4) + packed)
             return row
 

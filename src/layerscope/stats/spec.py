@@ -190,10 +190,12 @@ def _numbers(encoded: Bytes) -> tuple[Ints, Ints]:
 def decode_rows(m: Bytes, offsets: Ints, encoded: Bytes) -> tuple[Ints, Ids, Ints]:
     """Bit-counts of many rows at once: the row each bucket belongs to, its code, its count.
 
-    Row i is `encoded[offsets[i]:offsets[i + 1]]`, counted with `m[i]` mantissa bits.
+    `encoded` begins with row 0; row i, of `m[i]` mantissa bits, ends `offsets[i + 1] - offsets[0]` bytes later.
+    Rows cut out of a larger column keep their offsets.
     """
-    numbers, ends = _numbers(encoded[offsets[0] : offsets[-1]])
-    upto = np.searchsorted(ends, offsets - offsets[0], side="right")  # numbers before each offset
+    offsets = offsets - offsets[0]
+    numbers, ends = _numbers(encoded[: offsets[-1]])
+    upto = np.searchsorted(ends, offsets, side="right")  # numbers before each offset
     buckets = np.diff(upto) // 2
     is_gap = np.repeat(np.tile([True, False], len(m)), np.repeat(buckets, 2))
     running = np.cumsum(numbers[is_gap])

@@ -1,0 +1,180 @@
+"""Statistics, histograms, quantiles and exponents that are read off summaries, against the raw data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from layerscope.errors import SelectError
+from layerscope.records import Floats
+from layerscope.stats import derive, reference, spec
+from tests.stats.arrays import arrays, load
+
+NORMAL = np.random.default_rng(0).standard_normal(20_000) * 0.3 + 0.1
+SHARES = np.array([0.0, 0.01, 0.25, 0.5, 0.75, 0.99, 1.0])
+
+
+def moments_of(values: list[Floats]) -> Floats:
+    return np.stack([reference.summarize(v, spec.SMALLEST_NORMAL["float64"]).moments for v in values])
+
+
+def rows_of(values: list[Floats]) -> derive.BitRows:
+    """Decoded bit-counts of several arrays, clipped to their extremes."""
+    summaries = [reference.summarize(v, spec.SMALLEST_NORMAL["float64"]) for v in values]
+    encoded = [spec.encode(summary.bits) for summary in summaries]
+    bits = derive.decode_bits(
+        np.array([summary.bits.m for summary in summaries], np.uint8),
+        np.cumsum([0, *map(len, encoded)]),
+        np.frombuffer(b"".join(encoded), np.uint8),
+    )
+    moments = np.stack([summary.moments for summary in summaries])
+    return derive.clip(bits, moments[:, spec.COLUMN["min"]], moments[:, spec.COLUMN["max"]])
+
+
+def statistic(name: str, values: Floats) -> float:
+    moments = moments_of([values])
+    return float(derive.statistic(name, lambda column: moments[:, spec.COLUMN[column]])[0])
+
+
+def standardised(power: int) -> Callable[[Floats], float]:
+    return lambda x: float(np.mean((x - x.mean()) ** power) / x.std() ** power)
+
+
+@pytest.mark.parametrize(
+    ("name", "truth"),
+    [
+        ("count", np.size),
+        ("mean", np.mean),
+        ("mean_abs", lambda x: np.abs(x).mean()),
+        ("std", np.std),
+        ("rms", lambda x: np.sqrt(np.square(x).mean())),
+        ("norm", np.linalg.norm),
+        ("skew", standardised(3)),
+        ("kurtosis", standardised(4)),
+        ("min", np.min),
+        ("max", np.max),
+        ("abs_min", lambda x: np.abs(x[x != 0]).min()),
+        ("abs_max", lambda x: np.abs(x).max()),
+        ("zeros", lambda x: (x == 0).sum()),
+        ("zero_share", lambda x: (x == 0).mean()),
+    ],
+)
+@pytest.mark.parametrize("values", [NORMAL, np.maximum(NORMAL, 0), NORMAL * 1e-20, NORMAL**3], ids=str)
+def test_a_statistic_is_that_of_the_finite_values(name: str, truth: Callable[[Floats], float], values: Floats) -> None:
+    assert statistic(name, values) == pytest.approx(truth(values), rel=1e-9, abs=1e-9 * statistic("abs_max", values))
+    if not name.startswith(("count", "zero")):
+        strewn = np.concatenate((values, [np.nan, np.inf, -np.inf]))
+        assert statistic(name, strewn) == pytest.approx(statistic(name, values), rel=1e-12)
+
+
+def test_every_statistic_has_a_value_for_ordinary_data() -> None:
+    assert all(np.isfinite(statistic(name, NORMAL)) for name in derive.STATS)
+
+
+def test_a_narrow_distribution_far_from_zero_keeps_the_stated_digits_of_its_std() -> None:
+    values = 1.0 + 1e-7 * NORMAL
+    assert statistic("std", values) == pytest.approx(values.std(), rel=0.05)
+
+
+def test_statistics_of_no_elements_are_nan_or_zero() -> None:
+    assert np.isnan(statistic("mean", np.zeros(0)))
+    assert np.isnan(statistic("max", np.full(3, np.nan)))
+    assert statistic("count", np.zeros(0)) == 0
+
+
+def test_an_unknown_statistic_is_named_with_those_there_are() -> None:
+    with pytest.raises(SelectError, match=r"called 'median'. There are: count, mean"):
+        statistic("median", NORMAL)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16"])
+@given(data=st.data())
+@settings(max_examples=40, deadline=None)
+def test_a_histogram_over_everything_holds_every_nonzero_element(dtype: str, data: st.DataObject) -> None:
+    values = [load(data.draw(arrays(dtype)), dtype) for _ in range(3)]
+    finite = [v[np.isfinite(v)] for v in values]
+    everything = max((np.abs(v).max(initial=1.0) for v in finite), default=1.0)
+    with np.errstate(over="ignore", invalid="ignore"):  # an axis wider than float64 is no axis
+        edges = np.linspace(-everything, everything, 20)
+    if np.isfinite(edges).all():
+        totals = derive.histogram(rows_of(values), edges).sum(axis=1)
+        np.testing.assert_allclose(totals, [np.count_nonzero(v) for v in finite], rtol=1e-12)
+
+
+def test_a_histogram_is_close_to_the_true_one() -> None:
+    values = [NORMAL, np.abs(NORMAL), 100 + NORMAL]
+    bits = rows_of(values)
+    for row, raw in enumerate(values):
+        edges = np.linspace(raw.min(), raw.max(), 65)
+        true, _ = np.histogram(raw, edges)
+        assert np.abs(derive.histogram(bits, edges)[row] - true).sum() / 2 / raw.size < 0.02
+
+
+def test_a_histogram_with_edges_on_bucket_bounds_is_exact() -> None:
+    edges = np.array([-2.0, -1.0, -0.5, -0.25, 0.25, 0.5, 1.0, 2.0])
+    true, _ = np.histogram(NORMAL, edges)
+    got = derive.histogram(rows_of([NORMAL]), edges)[0]
+    np.testing.assert_allclose(got, true, atol=1e-9)
+
+
+@pytest.mark.parametrize("constant", [-2.0, -1.0, 0.5, 1.0, 2.0, 3.0])
+def test_a_constant_falls_into_the_bin_numpy_puts_it_in(constant: float) -> None:
+    edges, values = np.array([-2.0, -1.0, 0.5, 2.0]), np.full(9, constant)
+    np.testing.assert_array_equal(derive.histogram(rows_of([values]), edges)[0], np.histogram(values, edges)[0])
+
+
+def test_rows_do_not_disturb_each_other() -> None:
+    values = [NORMAL, np.zeros(0), 100 + NORMAL[:50], np.zeros(4), np.array([3.0]), -np.abs(NORMAL)]
+    edges = np.linspace(-3, 120, 40)
+    together = rows_of(values)
+    zeros = moments_of(values)[:, spec.COLUMN["zeros"]]
+    below, wanted = derive.histogram(together, edges), derive.quantiles(together, zeros, SHARES)
+    exponents, counts = derive.exponents(together)
+    for row, raw in enumerate(values):
+        alone = rows_of([raw])
+        np.testing.assert_allclose(below[row], derive.histogram(alone, edges)[0], rtol=1e-12)
+        np.testing.assert_allclose(wanted[row], derive.quantiles(alone, zeros[row : row + 1], SHARES)[0], rtol=1e-12)
+        own, own_counts = derive.exponents(alone)
+        np.testing.assert_array_equal(counts[row][np.isin(exponents, own)], own_counts[0])
+        assert counts[row].sum() == own_counts.sum()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16"])
+@given(data=st.data())
+@settings(max_examples=60, deadline=None)
+def test_a_quantile_lies_in_the_bucket_of_the_true_one(dtype: str, data: st.DataObject) -> None:
+    values = load(data.draw(arrays(dtype)), dtype)
+    finite = np.sort(values[np.isfinite(values)])
+    zeros = np.array([np.count_nonzero(finite == 0)], np.float64)
+    bits = rows_of([values])
+    if len(finite) == 0:
+        assert np.isnan(derive.quantiles(bits, zeros, SHARES)).all()
+        return
+    got = derive.quantiles(bits, zeros, SHARES)[0]
+    true = finite[np.maximum(np.ceil(SHARES * len(finite)).astype(int) - 1, 0)]  # first with the share at or below it
+    for estimate, value in zip(got, true, strict=True):
+        inside = (bits.low <= value) & (value <= bits.high) if value else np.zeros(len(bits.low), bool)
+        assert estimate == value or ((bits.low <= estimate) & (estimate <= bits.high) & inside).any()
+
+
+def test_exponents_are_the_exact_marginal() -> None:
+    values = np.concatenate((NORMAL, [2.0**-1074, -(2.0**-1030), 1e300, 0.0, np.nan]))
+    present, counts = derive.exponents(rows_of([values]))
+    nonzero = np.abs(values[np.isfinite(values) & (values != 0)])
+    wanted, wanted_counts = np.unique(np.frexp(nonzero)[1] - 1, return_counts=True)
+    np.testing.assert_array_equal(present, wanted)
+    np.testing.assert_array_equal(counts[0], wanted_counts)
+
+
+def test_no_rows_and_empty_rows_have_empty_results() -> None:
+    for values in ([np.zeros(0)], [np.zeros(3), np.full(2, np.nan)]):
+        bits, rows = rows_of(values), len(values)
+        assert derive.histogram(bits, np.linspace(-1, 1, 5)).tolist() == [[0.0] * 4] * rows
+        assert derive.exponents(bits)[1].shape == (rows, 0)
+    none = derive.decode_bits(np.zeros(0, np.uint8), np.zeros(1, np.int64), np.zeros(0, np.uint8))
+    assert derive.histogram(none, np.linspace(-1, 1, 5)).shape == (0, 4)
+    assert derive.quantiles(none, np.zeros(0), SHARES).shape == (0, len(SHARES))
