@@ -77,6 +77,11 @@ def test_a_kpi_that_is_no_number_is_named(tmp_path: Path) -> None:
         assert run.current_step == 0
 
 
+def test_a_kpi_cannot_take_the_name_of_a_column(tmp_path: Path) -> None:
+    with ls.watch(Mlp(), to=tmp_path / "run") as run, pytest.raises(StateError, match="cannot be called 'time_s'"):
+        run.step(time_s=1.0)
+
+
 def test_a_schedule_that_records_nothing_is_refused() -> None:
     with pytest.raises(StateError, match="every=0 records no step"):
         ls.Schedule(every=0)

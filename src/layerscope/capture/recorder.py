@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 
+COLUMNS = ("step", "time_s")  # of every table of KPIs
+
+
 class Listener(Protocol):
     """A framework's side of a recorder: reads tensors while it is attached."""
 
@@ -119,6 +122,8 @@ class DisabledRecorder(Recorder):
 
 
 def _number(name: str, value: SupportsFloat) -> float:
+    if name in COLUMNS:
+        raise StateError(f"A KPI cannot be called {name!r}: every table of KPIs has a column of that name. Rename it.")
     # A tensor that requires grad warns when it is turned into a number, a detached one does not.
     detach = getattr(value, "detach", None)
     try:

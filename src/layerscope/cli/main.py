@@ -77,7 +77,7 @@ def parser() -> argparse.ArgumentParser:
 
 def _server_options(command: argparse.ArgumentParser) -> None:
     command.add_argument("--host", default="127.0.0.1", help="listen on this address (default: this machine only)")
-    command.add_argument("--port", type=int, default=8642, help="listen on this port, or the next free one")
+    command.add_argument("--port", type=int, default=8765, help="listen on this port, or the next free one")
     command.add_argument("--no-browser", action="store_true", help="do not open a browser")
 
 

@@ -1,0 +1,180 @@
+"""The runs below one folder: found anew at every look, opened when first asked for."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from layerscope.errors import LayerscopeError, SelectError, StoreError
+from layerscope.query.discover import find_runs
+from layerscope.query.run import History, Run
+from layerscope.server.messages import RunEntry
+from layerscope.viz.scalar import kpis_in_order
+
+Compactor = Callable[[Path], None]
+
+log = logging.getLogger(__name__)
+SPARKLINE = 120  # points of a run's small curve
+LOOK_EVERY_S = 0.25
+KEPT_HISTORIES = 8
+
+
+@dataclass(slots=True)
+class Opened:
+    """A run that is being read; hold the lock while reading."""
+
+    run: Run
+    inode: int  # of the folder: another one means that the run was deleted and made again
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    entry: tuple[object, RunEntry] | None = None  # the line in the list, and the revision it was made at
+    compacted: bool = False
+    histories: dict[tuple[int, int], tuple[object, History]] = field(default_factory=dict)
+
+    def history(self, series: int, rank: int) -> History:
+        """The rows of one series; kept for a while, since the charts of a site, and its next axis, need the same."""
+        key, revision = (series, rank), self.run.revision
+        kept = self.histories.pop(key, None)
+        if kept is None or kept[0] != revision:
+            self._must_hold(series, rank)
+            kept = (revision, self.run.history(series, rank))
+        self.histories[key] = kept  # as the newest
+        while len(self.histories) > KEPT_HISTORIES:
+            del self.histories[next(iter(self.histories))]
+        return kept[1]
+
+    def _must_hold(self, series: int, rank: int) -> None:
+        known = self.run.series().arrow().select(["series", "rank"]).to_pydict()
+        if (series, rank) not in zip(known["series"], known["rank"], strict=True):
+            raise SelectError(f"The run has no series {series} of rank {rank}. It has {len(known['series'])} series.")
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """What the live channel compares: two equal states need no new picture."""
+
+    status: str
+    revision: str
+
+
+class Catalogue:
+    """Runs by name. Names come from looking, never from a request: no request can lead outside the folder."""
+
+    def __init__(self, root: Path, compactor: Compactor | None = None) -> None:
+        self.root = root
+        self._compactor = compactor
+        self._background = ThreadPoolExecutor(1, "layerscope-compact")
+        self._opened: dict[str, Opened] = {}
+        self._lock = threading.Lock()
+        self._look_lock = threading.Lock()
+        self._looked: tuple[float, dict[str, State]] = (0.0, {})
+
+    def close(self) -> None:
+        """Start no further compaction."""
+        self._background.shutdown(wait=False, cancel_futures=True)
+
+    def paths(self) -> dict[str, Path]:
+        """Every run there is now, by its name: the path below the root, or the root's own name."""
+        if not self.root.exists():
+            return {}
+        return {self._name(path): path for path in find_runs(self.root)}
+
+    def open(self, name: str) -> Opened:
+        """The run of that name; the error says which there are."""
+        path = self.paths().get(name)
+        with self._lock:
+            if path is None:
+                self._opened.pop(name, None)
+                raise SelectError(
+                    f"No run here is called {name!r}. It may have been deleted or renamed: choose another one."
+                )
+            try:
+                inode = path.stat().st_ino
+            except OSError as error:
+                raise StoreError(f"The run {name!r} vanished while it was opened: {error}.") from error
+            opened = self._opened.get(name)
+            if opened is None or opened.inode != inode:
+                opened = self._opened[name] = Opened(Run(path), inode)
+            return opened
+
+    def entries(self) -> list[RunEntry]:
+        """The lines of the list of runs; a run that cannot be read is a line that says why."""
+        return [self._entry(name) for name in self.paths()]
+
+    def look(self) -> dict[str, State]:
+        """The state of every run, at most `LOOK_EVERY_S` old; several listeners share one look.
+
+        A look that takes long is kept longer: many runs on a slow disk never take more than a tenth of the time.
+        """
+        with self._look_lock:
+            until, states = self._looked
+            if time.monotonic() >= until:
+                began = time.monotonic()
+                states = {name: self._state(name) for name in self.paths()}
+                took = time.monotonic() - began
+                self._looked = (began + max(LOOK_EVERY_S, 10.0 * took), states)
+            return states
+
+    def _name(self, path: Path) -> str:
+        return path.resolve().name if path == self.root else path.relative_to(self.root).as_posix()
+
+    def _state(self, name: str) -> State:
+        try:
+            opened = self.open(name)
+            with opened.lock:
+                status, revision = opened.run.status(), repr(opened.run.revision)
+        except (LayerscopeError, OSError) as error:
+            return State("unreadable", str(error))
+        self._compact(opened, status)
+        return State(status, revision)
+
+    def _compact(self, opened: Opened, status: str) -> None:
+        if self._compactor is not None and status != "running" and not opened.compacted:
+            opened.compacted = True
+            path = opened.run.path
+            self._background.submit(self._compactor, path).add_done_callback(
+                lambda done: (
+                    log.warning("Compacting %s failed: %s", path, done.exception())
+                    if not done.cancelled() and done.exception()
+                    else None
+                )
+            )
+
+    def _entry(self, name: str) -> RunEntry:
+        try:
+            opened = self.open(name)
+            with opened.lock:
+                status, revision = opened.run.status(), opened.run.revision
+                if opened.entry is None or opened.entry[0] != (status, revision):
+                    opened.entry = ((status, revision), described(name, status, opened.run))
+                return opened.entry[1]
+        except (LayerscopeError, OSError) as error:
+            nothing = np.zeros(0)
+            return RunEntry(name, "unreadable", None, (), nothing, nothing, str(error))
+
+
+def described(name: str, status: str, run: Run) -> RunEntry:
+    """The line of one run in the list."""
+    table = run.kpis()
+    names = tuple(kpis_in_order(table.columns))
+    arrow = table.arrow()
+    columns = [arrow.column(kpi).drop_null().to_numpy().astype(np.float64) for kpi in names]
+    steps = arrow.column("step").to_numpy()
+    curve = columns[0] if columns else np.zeros(0)
+    chosen = np.linspace(0, len(curve) - 1, min(len(curve), SPARKLINE)).astype(np.int64)
+    problems = run.problems
+    return RunEntry(
+        name=name,
+        status=status,
+        last_step=int(steps[-1]) if len(steps) else None,
+        kpis=names,
+        kpi_values=np.array([column[-1] if len(column) else np.nan for column in columns]),
+        sparkline=curve[chosen],
+        problem=" ".join(problems) or None,
+    )

@@ -1,0 +1,90 @@
+"""What crosses the wire besides views: plain records, from which the page's types are generated."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from layerscope.records import Floats
+from layerscope.viz.scalar import ScalarView
+
+
+@dataclass(frozen=True, slots=True)
+class RunEntry:
+    """One line of the list of runs."""
+
+    name: str
+    status: str  # "running", "finished", "stopped", or "unreadable"
+    last_step: int | None
+    kpis: tuple[str, ...]
+    kpi_values: Floats  # the last value of each
+    sparkline: Floats  # the first KPI, thinned
+    problem: str | None  # what is wrong with the run, and what to do
+
+
+@dataclass(frozen=True, slots=True)
+class RunList:
+    """The runs that are served."""
+
+    folder: str
+    version: str
+    runs: tuple[RunEntry, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SeriesEntry:
+    """One history that a run holds."""
+
+    series: int
+    rank: int
+    site: str
+    port: str
+    kind: str
+    mode: str
+    dtype: str
+    reading: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SiteList:
+    """Everything that can be shown of a run: its series, in the order of first appearance, and the statistics."""
+
+    run: str
+    stats: tuple[str, ...]
+    series: tuple[SeriesEntry, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class EventEntry:
+    """A note, a warning or a loss of rows at a step."""
+
+    step: int
+    level: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """What is always in sight of a run: its KPIs over the steps and what happened."""
+
+    run: str
+    first_step: int | None
+    last_step: int | None
+    kpis: tuple[ScalarView, ...]
+    events: tuple[EventEntry, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """Sent over the live channel when a run has new rows, another status, appeared or vanished."""
+
+    run: str
+    status: str  # as in `RunEntry`, or "gone"
+    revision: str
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Why a request was refused, as JSON, with a status of 4xx or 5xx."""
+
+    problem: str

@@ -1,0 +1,129 @@
+"""The page's server: a free port, the application on it, and a clean end."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import socket
+import threading
+import webbrowser
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+
+import uvicorn
+
+from layerscope.errors import StateError, StoreError
+from layerscope.server.app import create_app
+from layerscope.server.catalogue import Compactor
+
+PORT = 8765
+TRIES = 50
+PATIENCE_S = 0.5  # for open pages to say goodbye when the server ends
+
+
+class _Server(uvicorn.Server):
+    """A server that does not wait for a browser to close its socket."""
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        hang_up = asyncio.get_running_loop().call_later(PATIENCE_S, self._hang_up)
+        await super().shutdown(sockets)
+        hang_up.cancel()
+
+    def _hang_up(self) -> None:
+        for connection in list(self.server_state.connections):
+            transport = getattr(connection, "transport", None)  # every protocol of uvicorn has one, its types do not
+            if isinstance(transport, asyncio.Transport):
+                transport.abort()
+
+
+class PageServer:
+    """A server that listens from the start: `with PageServer("runs") as server: server.address`.
+
+    Inside the block it serves from a thread of its own; `run()` serves in the caller's thread instead.
+    """
+
+    def __init__(
+        self, root: Path | str, *, host: str = "127.0.0.1", port: int = PORT, compactor: Compactor | None = None
+    ) -> None:
+        root = Path(root)
+        if not root.is_dir():
+            raise StoreError(f"There is no folder {str(root)!r}. Give a run, or a folder that holds runs.")
+        self._socket = _listening(host, port)
+        shown = f"[{host}]" if ":" in host else host
+        self.address = f"http://{shown}:{self._socket.getsockname()[1]}/"
+        config = uvicorn.Config(
+            create_app(root, host=host, compactor=compactor),
+            log_config=None,
+            access_log=False,
+            server_header=False,
+        )
+        self._server = _Server(config)
+        self._thread = threading.Thread(target=self.run, name="layerscope-server", daemon=True)
+
+    def run(self) -> None:
+        """Serve until interrupted or stopped."""
+        try:
+            self._server.run(sockets=[self._socket])
+        finally:
+            self._socket.close()
+
+    def wait(self) -> None:
+        """Return when the server has ended; the first interrupt ends it."""
+        try:
+            self._thread.join()
+        except KeyboardInterrupt:
+            self.stop()
+
+    def stop(self) -> None:
+        """End serving; returns when the requests are answered, after a second at most."""
+        self._server.should_exit = True
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def __enter__(self) -> PageServer:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+
+def serve(
+    root: Path | str,
+    *,
+    host: str = "127.0.0.1",
+    port: int = PORT,
+    open_browser: bool = False,
+    ready: Callable[[str], None] | None = None,
+    compactor: Compactor | None = None,
+) -> None:
+    """Serve the page on a run or a folder of runs until interrupted; `ready` is called with its address."""
+    server = PageServer(root, host=host, port=port, compactor=compactor)
+    if ready is not None:
+        ready(server.address)
+    if open_browser:  # the socket already listens: a quick browser waits for the first answer
+        threading.Thread(target=webbrowser.open, args=(server.address,), daemon=True).start()
+    server.run()
+
+
+def _listening(host: str, port: int) -> socket.socket:
+    """A socket on the port, or on the next free one."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    for candidate in range(port, port + TRIES) if port else (0,):
+        sock = socket.socket(family, socket.SOCK_STREAM)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            sock.bind((host, candidate))
+            sock.listen(128)
+        except OSError as error:
+            sock.close()
+            if error.errno != errno.EADDRINUSE:
+                raise StateError(
+                    f"Cannot listen on {host}:{candidate}: {error.strerror}. Try another host or port."
+                ) from error
+        else:
+            return sock
+    raise StateError(f"The ports {port} to {port + TRIES - 1} of {host} are all taken. Give a free one.")

@@ -1,0 +1,130 @@
+"""Records → bytes, and the TypeScript types that say what the bytes mean.
+
+A message is the length of its head (uint32, little endian), the head in JSON, zeros up to a multiple of 8, and the
+columns, each starting at a multiple of 8. The head is `{"record": …, "columns": [[format, offset, length], …]}`;
+where the record has a numpy array the head has `{"column": i}`. Formats are `f8` and `f4`, little endian. No number
+that can be NaN or infinite travels as JSON.
+
+`python -m layerscope.server.wire` writes the types into `web/src/wire.gen.ts`.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import types
+import typing
+from dataclasses import fields, is_dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from layerscope.server import messages
+from layerscope.viz.axis import AxisKind
+from layerscope.viz.histogram import HistogramView
+from layerscope.viz.scalar import ScalarView
+
+MEDIA_TYPE = "application/x-layerscope"
+ALIGNMENT = 8
+RECORDS: tuple[type, ...] = (
+    ScalarView,
+    HistogramView,
+    messages.RunEntry,
+    messages.RunList,
+    messages.SeriesEntry,
+    messages.SiteList,
+    messages.EventEntry,
+    messages.Timeline,
+    messages.Change,
+    messages.Problem,
+)
+_FORMATS = {np.dtype(np.float64): "f8", np.dtype(np.float32): "f4"}
+
+
+def encode(record: object) -> bytes:
+    """A record as bytes: JSON head and aligned columns."""
+    columns: list[npt.NDArray[Any]] = []
+    plain = _plain(record, columns)
+    offset, places = 0, []
+    for column in columns:
+        places.append([_FORMATS[column.dtype], offset, column.size])
+        offset += _padded(column.nbytes)
+    head = json.dumps({"record": plain, "columns": places}, allow_nan=False, ensure_ascii=False).encode()
+    parts = [len(head).to_bytes(4, "little"), head, bytes(_padded(4 + len(head)) - 4 - len(head))]
+    for column in columns:
+        parts += [column.tobytes(), bytes(_padded(column.nbytes) - column.nbytes)]
+    return b"".join(parts)
+
+
+def decode(message: bytes) -> Any:  # Any: JSON's own shapes, with arrays in them
+    """The plain content of an encoded record, as the page sees it."""
+    size = int.from_bytes(message[:4], "little")
+    start = _padded(4 + size)
+
+    def revived(found: dict[str, Any]) -> Any:
+        return columns[found["column"]] if set(found) == {"column"} else found
+
+    head = json.loads(message[4 : 4 + size])
+    columns = [np.frombuffer(message, f"<{kind}", length, start + at) for kind, at, length in head["columns"]]
+    return json.loads(json.dumps(head["record"]), object_hook=revived)
+
+
+def _padded(size: int) -> int:
+    return -(-size // ALIGNMENT) * ALIGNMENT
+
+
+def _plain(value: object, columns: list[npt.NDArray[Any]]) -> object:
+    """JSON's own shapes; arrays are put aside. Whole numbers become float64: the page has no 64-bit integers."""
+    if isinstance(value, np.ndarray):
+        columns.append(value if value.dtype == np.float32 else value.astype("<f8"))
+        return {"column": len(columns) - 1}
+    if is_dataclass(value):
+        return {field.name: _plain(getattr(value, field.name), columns) for field in fields(value)}
+    if isinstance(value, tuple | list):
+        return [_plain(entry, columns) for entry in value]
+    return value.value if isinstance(value, Enum) else value
+
+
+def typescript() -> str:
+    """The TypeScript types of all records."""
+    axes = " | ".join(f'"{kind.value}"' for kind in AxisKind)
+    parts = [
+        "// Generated from the Python records by `python -m layerscope.server.wire`. Do not edit.",
+        f"export type AxisKind = {axes};",
+        *(_interface(record) for record in RECORDS),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _interface(record: type) -> str:
+    hints = typing.get_type_hints(record)
+    first_line = (record.__doc__ or "").strip().splitlines()[0]
+    lines = [f"  readonly {field.name}: {_type_name(hints[field.name])};" for field in fields(record)]
+    return "\n".join([f"/** {first_line} */", f"export interface {record.__name__} {{", *lines, "}"])
+
+
+def _type_name(hint: Any) -> str:  # Any: whatever an annotation can be
+    names = {str: "string", int: "number", float: "number", bool: "boolean", types.NoneType: "null"}
+    if hint in names:
+        return names[hint]
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin is np.ndarray:
+        return "Float32Array" if arguments[1] == np.dtype[np.float32] else "Float64Array"
+    if origin is tuple and arguments[-1] is Ellipsis:
+        return f"readonly {_type_name(arguments[0])}[]"
+    if origin is types.UnionType:
+        return " | ".join(_type_name(argument) for argument in arguments)
+    if hint in RECORDS or hint is AxisKind:
+        return str(hint.__name__)
+    raise TypeError(f"{hint} has no type on the wire. Use numbers, text, arrays, tuples of one type, or records.")
+
+
+def _write(path: Path) -> None:
+    path.write_text(typescript())
+
+
+if __name__ == "__main__":
+    _write(Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parents[3] / "web" / "src" / "wire.gen.ts")

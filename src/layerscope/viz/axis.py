@@ -1,0 +1,133 @@
+"""Axes of values: the edges of their bins and where their ticks are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+import numpy as np
+
+from layerscope.records import Floats
+from layerscope.stats import derive
+
+ROBUST = np.array([0.001, 0.999])  # the linear axis covers the values between these quantiles,
+BEYOND = 0.5  # and this share of their distance on either side, but no more than there are values
+NEAR = 0.25  # zero is shown when it lies within this share of the range beside the range
+FARTHEST = 4e307  # far enough from what float64 holds that lengths on an axis are numbers
+NEAREST = 1e-300  # far enough from zero that a hundredth of it still is one
+MOST_DECADES = 8
+SMALLEST_OCTAVE = -1018  # below it float64 cannot tell the parts of an octave apart
+TICKS = 7
+
+
+class AxisKind(str, Enum):
+    """How values are laid out: by value, by value and then by magnitude, or by base-2 exponent of the magnitude."""
+
+    LINEAR = "linear"
+    SYMLOG = "symlog"
+    LOG = "log"
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """Ascending edges of bins that are drawn equally high, and the values to label."""
+
+    edges: Floats
+    ticks: Floats
+
+
+def value_axis(kind: AxisKind, pooled: derive.BitRows, zeros: float, bins: int) -> Axis:
+    """The axis that suits the buckets of one row, which are sorted; magnitudes for the exponent axis."""
+    if len(pooled.row) == 0:
+        return linear(-1.0, 1.0, bins)
+    if kind is AxisKind.LOG:
+        return exponents(pooled, bins)
+    if kind is AxisKind.SYMLOG:
+        return symlog(pooled, bins)
+    low, high = _robust(pooled, zeros)
+    return linear(low, high, bins)
+
+
+def _robust(pooled: derive.BitRows, zeros: float) -> tuple[float, float]:
+    low, high = derive.quantiles(pooled, np.array([zeros]), ROBUST)[0]
+    ends = np.array([pooled.low.min(), low, high, pooled.high.max()]).clip(-FARTHEST, FARTHEST)
+    beyond = BEYOND * (ends[2] - ends[1])
+    low, high = float(max(ends[1] - beyond, ends[0])), float(min(ends[2] + beyond, ends[3]))
+    span = high - low
+    if low > 0 and low <= NEAR * span:
+        low = 0.0
+    if high < 0 and -high <= NEAR * span:
+        high = 0.0
+    size = max(abs(low), abs(high))
+    if span <= max(1e-9 * size, NEAREST):  # one value: give it room
+        room = 0.1 * size if size > NEAREST else 1.0
+        return low - room, high + room
+    room = 0.02 * span
+    return (low if low == 0 else low - room), (high if high == 0 else high + room)
+
+
+def linear(low: float, high: float, bins: int) -> Axis:
+    """Bins of equal width, and ticks at round numbers."""
+    rough = (high - low) / TICKS
+    magnitude = 10.0 ** np.floor(np.log10(rough))
+    spacing = magnitude * next(factor for factor in (1, 2, 5, 10) if factor * magnitude >= rough * (1 - 1e-9))
+    first, last = np.ceil(low / spacing), np.floor(high / spacing)
+    return Axis(np.linspace(low, high, bins + 1), np.arange(first, last + 1) * spacing)
+
+
+def symlog(pooled: derive.BitRows, bins: int) -> Axis:
+    """Bins of equal width near zero and equal ratio far from it, over all values; ticks at zero and powers of ten."""
+    smallest, largest = np.array([pooled.low.min(), pooled.high.max()]).clip(-FARTHEST, FARTHEST)
+    reach = max(-smallest, largest, NEAREST)
+    typical = derive.quantiles(magnitudes(pooled), np.zeros(1), np.array([0.05]))[0, 0]
+    decade = np.floor(np.log10(reach))
+    knee = 10.0 ** np.clip(np.floor(np.log10(typical)), decade - MOST_DECADES, decade)
+    largest = largest if reach > NEAREST else NEAREST
+    ends = np.arcsinh(np.array([min(smallest, 0.0), max(largest, 0.0)]) / knee)
+    ends += np.array([-0.02, 0.02]) * (ends[1] - ends[0]) * (ends != 0)
+    edges = np.sinh(np.linspace(ends[0], ends[1], bins + 1)) * knee
+    return Axis(edges, _symmetric_ticks(edges, knee))
+
+
+def _symmetric_ticks(edges: Floats, knee: float) -> Floats:
+    """Zero and powers of ten on both sides of it, from the outside in, as long as they do not crowd."""
+    along = np.arcsinh(edges[[0, -1]] / knee)
+    room = (along[1] - along[0]) * 0.07
+    ticks, taken = [0.0], [0.0]
+    for sign, end in ((-1.0, -edges[0]), (1.0, edges[-1])):
+        decade = np.floor(np.log10(end)) if end > 0 else -np.inf
+        while decade >= np.log10(knee):
+            place = sign * np.arcsinh(10.0**decade / knee)
+            if min(abs(place - other) for other in taken) >= room:
+                ticks.append(sign * 10.0**decade)
+                taken.append(place)
+            decade -= 1
+    return np.sort(np.array(ticks))
+
+
+def exponents(pooled: derive.BitRows, bins: int) -> Axis:
+    """Whole octaves, each cut into as many equal parts as fit; ticks at powers of two.
+
+    The parts of an octave end where buckets end, so the counts are exact.
+    """
+    share = derive.quantiles(pooled, np.zeros(1), np.array([0.001]))[0, 0]
+    first = max(int(np.floor(np.log2(share))), SMALLEST_OCTAVE)
+    last = int(pooled.exponent.max()) + 1
+    octaves = max(last - first, 1)
+    parts = next((parts for parts in (8, 4, 2) if parts * octaves <= bins), 1)
+    joined = -(-octaves // bins)  # octaves per bin where there are more of them than bins
+    starts = np.arange(first, first + octaves + joined, joined)
+    inside = 1.0 + np.arange(parts) / parts
+    with np.errstate(over="ignore"):  # the topmost octave ends at 2**1024, which is Inf
+        edges = np.append((np.ldexp(1.0, starts[:-1])[:, None] * inside).ravel(), np.ldexp(1.0, starts[-1]))
+    edges = np.minimum(edges, np.finfo(np.float64).max)
+    spacing = max(1, -(-octaves // TICKS))
+    return Axis(edges, np.ldexp(1.0, np.arange(first, last + 1, spacing).clip(max=1023)))
+
+
+def magnitudes(bits: derive.BitRows) -> derive.BitRows:
+    """The buckets of the absolute values, sorted."""
+    negative = bits.low < 0
+    low, high = np.where(negative, -bits.high, bits.low), np.where(negative, -bits.low, bits.high)
+    order = np.lexsort((low, bits.row))
+    return derive.BitRows(bits.rows, bits.row[order], low[order], high[order], bits.counts[order], bits.exponent[order])

@@ -1,0 +1,140 @@
+"""The distribution of a tensor over the steps, as a heat map."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from layerscope.records import Floats, Ints
+from layerscope.stats import derive
+from layerscope.viz.axis import AxisKind, magnitudes, value_axis
+from layerscope.viz.screen import Columns, Screen, columns
+
+if TYPE_CHECKING:
+    from layerscope.query.run import History
+
+Cells = npt.NDArray[np.float32]
+
+SHARES = (0.05, 0.25, 0.5, 0.75, 0.95)
+NOTHING = 1e-6  # less than this of one element is the rounding of an interpolation
+
+
+@dataclass(frozen=True, slots=True)
+class HistogramView:
+    """Histogram over time: how many elements lie in each bin of each column, and what lies outside the bins.
+
+    Bins are drawn equally high, whatever their edges. On the exponent axis everything is about magnitudes, and zeros,
+    which have none, are only in `zeros`; on the others they are also in the bin that holds zero.
+    """
+
+    axis: AxisKind
+    points: int  # summaries behind the columns
+    first_steps: Ints
+    last_steps: Ints
+    left: Floats  # where a column begins and ends on the axis of steps
+    right: Floats
+    summaries: Ints  # added up in each column
+    edges: Floats  # one more than bins
+    ticks: Floats
+    counts: Cells  # column after column, bins from low to high
+    below: Floats  # elements under the first edge, per column
+    above: Floats
+    zeros: Floats
+    nan: Floats
+    pos_inf: Floats
+    neg_inf: Floats
+    total: Floats  # all elements of the column
+    smallest: Floats  # true extremes of the finite elements
+    largest: Floats
+    shares: tuple[float, ...]
+    quantiles: Floats  # column after column, one per share
+
+
+def histogram_view(history: History, axis: AxisKind, screen: Screen) -> HistogramView:
+    """Every summary of one series as a histogram over time."""
+    shown = screen.shows(history.steps)
+    grouped = columns(history.steps[shown], screen.width)
+    bits = _merged(history.bits, shown, grouped)
+    bits = magnitudes(bits) if axis is AxisKind.LOG else bits
+    of_columns = _Moments(history, shown, grouped)
+    zeros = np.zeros(len(grouped)) if axis is AxisKind.LOG else of_columns.added("zeros")
+    laid = value_axis(axis, _pooled(bits), float(zeros.sum()), screen.height)
+    counts = _binned(bits, laid.edges, zeros)
+    extremes = ("abs_min", "abs_max") if axis is AxisKind.LOG else ("min", "max")
+    return HistogramView(
+        axis=axis,
+        points=len(grouped.of_row),
+        first_steps=grouped.first_steps,
+        last_steps=grouped.last_steps,
+        left=grouped.left,
+        right=grouped.right,
+        summaries=np.bincount(grouped.of_row, minlength=len(grouped)),
+        edges=laid.edges,
+        ticks=laid.ticks,
+        counts=counts[:, 1:-1].astype(np.float32).ravel(),
+        below=counts[:, 0],
+        above=counts[:, -1],
+        zeros=of_columns.added("zeros"),
+        nan=of_columns.added("nan"),
+        pos_inf=of_columns.added("pos_inf"),
+        neg_inf=of_columns.added("neg_inf"),
+        total=of_columns.added("count"),
+        smallest=of_columns.extreme(extremes[0], np.fmin),
+        largest=of_columns.extreme(extremes[1], np.fmax),
+        shares=SHARES,
+        quantiles=derive.quantiles(bits, zeros, np.array(SHARES)).ravel(),
+    )
+
+
+class _Moments:
+    """Moments of the columns, from those of the rows."""
+
+    def __init__(self, history: History, shown: slice, grouped: Columns) -> None:
+        self._history, self._shown, self._grouped = history, shown, grouped
+
+    def added(self, name: str) -> Floats:
+        rows = self._history.stat(name)[self._shown]
+        return np.bincount(self._grouped.of_row, rows, len(self._grouped)).astype(np.float64)
+
+    def extreme(self, name: str, combine: np.ufunc) -> Floats:
+        rows = self._history.stat(name)[self._shown]
+        result: Floats = combine.reduceat(rows, self._grouped.starts) if len(rows) else rows
+        return result
+
+
+def _merged(bits: derive.BitRows, shown: slice, grouped: Columns) -> derive.BitRows:
+    """The buckets of the rows that are shown, added up within each column and sorted."""
+    start, stop = np.searchsorted(bits.row, (shown.start, shown.stop))
+    cut = slice(int(start), int(stop))
+    column = grouped.of_row[bits.row[cut] - shown.start]
+    low, high, counts, exponent = bits.low[cut], bits.high[cut], bits.counts[cut], bits.exponent[cut]
+    if len(grouped) == len(grouped.of_row) or len(column) == 0:
+        return derive.BitRows(len(grouped), column, low, high, counts, exponent)
+    order = np.lexsort((high, low, column))
+    column, low, high = column[order], low[order], high[order]
+    new = (np.diff(column) > 0) | (np.diff(low) != 0) | (np.diff(high) != 0)
+    starts = np.concatenate(([0], np.flatnonzero(new) + 1))
+    total = np.add.reduceat(counts[order], starts)
+    return derive.BitRows(len(grouped), column[starts], low[starts], high[starts], total, exponent[order][starts])
+
+
+def _pooled(bits: derive.BitRows) -> derive.BitRows:
+    """All buckets as those of one row."""
+    order = np.argsort(bits.low, kind="stable")
+    row = np.zeros(len(order), np.int64)
+    return derive.BitRows(1, row, bits.low[order], bits.high[order], bits.counts[order], bits.exponent[order])
+
+
+def _binned(bits: derive.BitRows, edges: Floats, zeros: Floats) -> Floats:
+    """Counts below the first edge, in each bin, and above the last edge, (columns, bins + 2)."""
+    below = derive.cumulative(bits, edges)
+    everything = np.bincount(bits.row, bits.counts, bits.rows)
+    counts = np.diff(below, axis=1, prepend=0.0, append=everything[:, None])
+    place = int(np.searchsorted(edges, 0.0, side="right"))
+    if edges[-1] == 0.0:  # the last bin holds its upper edge too
+        place -= 1
+    counts[:, place] += zeros
+    return np.where(counts < NOTHING, 0.0, counts)

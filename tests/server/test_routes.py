@@ -1,0 +1,163 @@
+"""What the page asks for, and what it gets when that is not there."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from starlette.testclient import TestClient
+
+from layerscope.server import catalogue, wire
+from layerscope.viz.scalar import STATISTICS
+from tests.server.runs import Writing, tensor_at, write_run
+
+
+def asked(client: TestClient, path: str) -> Any:
+    answer = client.get(path)
+    assert answer.status_code == 200, answer.text
+    assert answer.headers["content-type"] == wire.MEDIA_TYPE
+    return wire.decode(answer.content)
+
+
+def refused(client: TestClient, path: str, status: int) -> str:
+    answer = client.get(path)
+    assert answer.status_code == status
+    assert list(answer.json()) == ["problem"]
+    assert "Traceback" not in answer.text
+    return str(answer.json()["problem"])
+
+
+def test_the_list_names_every_run_with_its_state_and_last_numbers(client: TestClient) -> None:
+    runs = asked(client, "/api/runs")["runs"]
+    assert [(run["name"], run["status"], run["last_step"]) for run in runs] == [
+        ("first", "finished", 4),
+        ("group/second", "finished", 2),
+    ]
+    assert runs[0]["kpis"] == ["loss"]
+    assert runs[0]["kpi_values"].tolist() == [0.2]
+    assert runs[0]["sparkline"].tolist() == [1.0, 0.5, 1 / 3, 0.25, 0.2]
+    assert runs[0]["problem"] is None
+
+
+def test_a_folder_that_is_itself_a_run_is_listed_by_its_own_name(project: Path) -> None:
+    from layerscope.server.app import create_app
+
+    with TestClient(create_app(project / "first"), base_url="http://localhost") as client:
+        assert [run["name"] for run in asked(client, "/api/runs")["runs"]] == ["first"]
+        assert asked(client, "/api/run/first/sites")["series"][0]["site"] == "layer"
+
+
+def test_sites_come_with_everything_that_tells_series_apart(client: TestClient) -> None:
+    sites = asked(client, "/api/run/group/second/sites")
+    assert sites["stats"] == list(STATISTICS)
+    (series,) = sites["series"]
+    assert (series["site"], series["port"], series["kind"], series["mode"]) == ("layer", "output.0", "output", "train")
+    assert (series["dtype"], series["reading"], series["shape"]) == ("float64", "forward", [500])
+
+
+def test_a_statistic_equals_numpys(client: TestClient) -> None:
+    series = asked(client, "/api/run/first/sites")["series"][0]["series"]
+    view = asked(client, f"/api/run/first/scalar?series={series}&stat=std")
+    assert view["last_steps"].tolist() == [0, 1, 2, 3, 4]
+    np.testing.assert_allclose(view["last"], [tensor_at(step).std() for step in range(5)], rtol=1e-9)
+
+
+def test_a_histogram_counts_every_element_of_every_step(client: TestClient) -> None:
+    series = asked(client, "/api/run/first/sites")["series"][0]["series"]
+    for axis in ("linear", "symlog", "log"):
+        view = asked(client, f"/api/run/first/histogram?series={series}&axis={axis}&height=64")
+        counted = view["counts"].reshape(5, -1).sum(axis=1) + view["below"] + view["above"]
+        np.testing.assert_allclose(counted, 500, rtol=1e-5)
+
+
+def test_the_timeline_shows_the_asked_steps_and_says_how_many_there_are(client: TestClient) -> None:
+    timeline = asked(client, "/api/run/first/timeline?first=1&last=2")
+    assert (timeline["first_step"], timeline["last_step"]) == (0, 4)
+    assert timeline["kpis"][0]["last_steps"].tolist() == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("query", "names"),
+    [
+        ("scalar?series=0&stat=nonsense", "stat"),
+        ("scalar?stat=rms", "series"),
+        ("scalar?series=-1&stat=rms", "series"),
+        ("scalar?series=0&stat=rms&width=0", "width"),
+        ("scalar?series=0&stat=rms&width=1e9", "width"),
+        ("scalar?series=0&stat=rms&first=99999999999999999999", "first"),
+        ("histogram?series=0&axis=round", "axis"),
+        ("histogram?series=0&axis=linear&height=1000000", "height"),
+        ("timeline?width=%00", "width"),
+    ],
+)
+def test_a_malformed_request_is_told_which_part_is_wrong(client: TestClient, query: str, names: str) -> None:
+    assert repr(names) in refused(client, f"/api/run/first/{query}", 400)
+
+
+def test_an_unknown_series_is_told_how_many_there_are(client: TestClient) -> None:
+    assert "has 1 series" in refused(client, "/api/run/first/scalar?series=77&stat=rms", 404)
+
+
+@pytest.mark.parametrize("path", ["/api/run/third/sites", "/api/nothing", "/api/run/first/nothing", "/api/"])
+def test_what_is_not_there_is_not_found(client: TestClient, path: str) -> None:
+    refused(client, path, 404)
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE"])
+def test_nothing_can_be_written(client: TestClient, method: str) -> None:
+    assert client.request(method, "/api/run/first/sites").status_code == 405
+
+
+def test_a_run_that_appears_is_listed_and_one_that_vanishes_is_said_to_be_gone(
+    client: TestClient, project: Path
+) -> None:
+    write_run(project / "third", steps=1)
+    assert [run["name"] for run in asked(client, "/api/runs")["runs"]] == ["first", "group/second", "third"]
+    asked(client, "/api/run/first/timeline")
+    shutil.rmtree(project / "first")
+    assert "'first'" in refused(client, "/api/run/first/timeline", 404)
+    assert [run["name"] for run in asked(client, "/api/runs")["runs"]] == ["group/second", "third"]
+
+
+def test_a_run_made_again_under_the_same_name_shows_the_new_numbers(client: TestClient, project: Path) -> None:
+    assert asked(client, "/api/run/first/timeline")["last_step"] == 4
+    (project / "first").rename(project.parent / "kept-so-that-its-inode-is-not-reused")
+    write_run(project / "first", steps=2)
+    assert asked(client, "/api/run/first/timeline")["last_step"] == 1
+
+
+def test_a_damaged_run_says_what_is_wrong_and_the_others_keep_working(client: TestClient, project: Path) -> None:
+    manifest = project / "first" / "run.json"
+    manifest.write_text("{ this is no JSON")
+    broken, sound = asked(client, "/api/runs")["runs"]
+    assert (broken["status"], sound["status"]) == ("unreadable", "finished")
+    assert "run.json" in broken["problem"]
+    assert "run.json" in refused(client, "/api/run/first/sites", 409)
+    asked(client, "/api/run/group/second/sites")
+
+
+def test_a_bug_of_ours_shows_no_trace_to_the_page(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(self: object) -> list[object]:
+        raise ZeroDivisionError("secret detail")
+
+    monkeypatch.setattr(catalogue.Catalogue, "entries", broken)
+    assert "secret" not in refused(client, "/api/runs", 500)
+
+
+def test_a_running_run_is_said_to_run_and_its_new_steps_are_served(client: TestClient, project: Path) -> None:
+    writing = Writing(project / "live")
+    writing.step(0)
+    entry = next(run for run in asked(client, "/api/runs")["runs"] if run["name"] == "live")
+    assert (entry["status"], entry["last_step"]) == ("running", 0)
+    writing.step(1)
+    assert asked(client, "/api/run/live/timeline")["last_step"] == 1
+    writing.sink.close()
+
+
+def test_names_travel_as_they_are(client: TestClient, project: Path) -> None:
+    name = "<img src=x onerror=alert(1)>" + "x" * 472
+    write_run(project / "odd & <b>", steps=1, site=name)
+    assert asked(client, "/api/run/odd%20%26%20%3Cb%3E/sites")["series"][0]["site"] == name

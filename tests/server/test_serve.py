@@ -1,0 +1,75 @@
+"""A server finds a port, serves, and ends."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from pathlib import Path
+
+import httpx
+import pytest
+from websockets.sync.client import connect
+
+from layerscope.errors import StateError, StoreError
+from layerscope.server.serve import PageServer
+from tests.server.runs import Writing
+
+
+def test_a_server_answers_inside_its_block_and_is_gone_after_it(project: Path) -> None:
+    with PageServer(project, port=0) as server:
+        assert httpx.get(f"{server.address}api/runs").status_code == 200
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(f"{server.address}api/runs")
+
+
+def test_a_taken_port_makes_it_take_the_next_one(project: Path) -> None:
+    with PageServer(project, port=0) as first:
+        port = int(first.address.rstrip("/").rsplit(":", 1)[1])
+        with PageServer(project, port=port) as second:
+            assert second.address != first.address
+            assert httpx.get(f"{second.address}api/runs").status_code == 200
+
+
+def test_it_listens_on_loopback_only(project: Path) -> None:
+    with PageServer(project, port=0) as server:
+        assert server.address.startswith("http://127.0.0.1:")
+
+
+def test_a_missing_folder_is_said_so(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match="nowhere"):
+        PageServer(tmp_path / "nowhere", port=0)
+
+
+def test_an_address_that_is_not_ours_is_said_so(project: Path) -> None:
+    with pytest.raises(StateError, match=r"192\.0\.2\.1"):
+        PageServer(project, host="192.0.2.1", port=0)
+
+
+def test_a_run_is_compacted_once_and_only_when_nobody_writes_it(project: Path) -> None:
+    writing = Writing(project / "live")
+    writing.step(0)
+    compacted: list[str] = []
+    all_done = threading.Event()
+
+    def compactor(path: Path) -> None:
+        compacted.append(path.name)
+        if len(compacted) == 2:
+            all_done.set()
+
+    with PageServer(project, port=0, compactor=compactor) as server:
+        address = server.address.replace("http", "ws") + "api/live"
+        for _ in range(2):
+            with connect(address) as listening:
+                assert all_done.wait(10)
+                writing.step(len(compacted))
+                listening.recv(timeout=10)
+    assert sorted(compacted) == ["first", "second"]
+    writing.sink.close()
+
+
+def test_a_page_that_still_listens_does_not_hold_up_the_end(project: Path) -> None:
+    with contextlib.ExitStack() as listening:
+        with PageServer(project, port=0) as server:
+            listening.enter_context(connect(server.address.replace("http", "ws") + "api/live"))
+        with pytest.raises(httpx.ConnectError):
+            httpx.get(server.address)

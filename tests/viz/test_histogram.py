@@ -1,0 +1,138 @@
+"""Histograms over time say of known tensors what numpy says."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+
+from layerscope.records import Floats
+from layerscope.viz.axis import AxisKind
+from layerscope.viz.histogram import SHARES, histogram_view
+from layerscope.viz.screen import Screen
+from tests.viz.histories import history_of
+
+AXES = list(AxisKind)
+
+
+def normal(seed: int, size: int = 20_000) -> Floats:
+    return np.random.default_rng(seed).normal(0.0, 1.0 + 0.1 * seed, size)
+
+
+@pytest.mark.parametrize("axis", AXES)
+def test_every_element_is_counted_once(axis: AxisKind) -> None:
+    tensors = {step: np.append(normal(step, 1000), [0.0, 0.0, 1e4, np.nan, np.inf, -np.inf]) for step in range(7)}
+    view = histogram_view(history_of(tensors), axis, Screen(width=100, height=40))
+    assert len(view.edges) == len(view.counts) // 7 + 1
+    in_bins = view.counts.reshape(7, -1).sum(axis=1) + view.below + view.above
+    zeros = view.zeros if axis is AxisKind.LOG else 0.0
+    np.testing.assert_allclose(in_bins + zeros, 1003, rtol=1e-5)
+    assert view.nan.tolist() == view.pos_inf.tolist() == view.neg_inf.tolist() == [1.0] * 7
+    assert view.total.tolist() == [1006.0] * 7
+
+
+def test_counts_of_a_linear_axis_are_close_to_numpys() -> None:
+    tensor = normal(0)
+    view = histogram_view(history_of({0: tensor}), AxisKind.LINEAR, Screen(height=64))
+    expected, _ = np.histogram(tensor, view.edges)
+    assert np.abs(view.counts - expected).sum() / 2 < 0.02 * len(tensor)
+
+
+def test_counts_of_the_exponent_axis_are_exact() -> None:
+    tensor = normal(0)
+    view = histogram_view(history_of({0: tensor}), AxisKind.LOG, Screen(height=200))
+    expected, _ = np.histogram(np.abs(tensor), view.edges)
+    inner = slice(8, -9)  # the outermost buckets are cut to the true extremes
+    np.testing.assert_allclose(view.counts[inner], expected[inner], atol=1e-3)
+
+
+@pytest.mark.parametrize("axis", [AxisKind.LINEAR, AxisKind.SYMLOG])
+def test_quantiles_are_known_to_the_bucket(axis: AxisKind) -> None:
+    tensors = {step: normal(step) for step in range(4)}
+    view = histogram_view(history_of(tensors), axis, Screen())
+    expected = np.stack([np.quantile(tensor, SHARES) for tensor in tensors.values()])
+    np.testing.assert_allclose(view.quantiles.reshape(4, -1), expected, rtol=0.13, atol=0.02)
+
+
+def test_steps_that_share_a_column_add_up() -> None:
+    tensors = {step: normal(step, 500) for step in range(100)}
+    view = histogram_view(history_of(tensors), AxisKind.LINEAR, Screen(width=10, height=32))
+    assert view.first_steps.tolist() == list(range(0, 100, 10))
+    assert view.summaries.tolist() == [10] * 10
+    together = histogram_view(
+        history_of({0: np.concatenate([tensors[step] for step in range(10)])}), AxisKind.LINEAR, Screen(height=32)
+    )
+    np.testing.assert_allclose(view.quantiles.reshape(10, -1)[0], together.quantiles, rtol=0.13, atol=0.03)
+    lowest = [min(tensors[step].min() for step in range(at, at + 10)) for at in range(0, 100, 10)]
+    np.testing.assert_allclose(view.smallest, lowest)
+
+
+def test_one_outlier_does_not_squash_the_axis_and_is_counted_above_it() -> None:
+    tensor = np.append(normal(0), 1e6)
+    view = histogram_view(history_of({0: tensor}), AxisKind.LINEAR, Screen())
+    assert view.edges[-1] < 10
+    assert view.above.tolist() == [1.0]
+    assert view.largest.tolist() == [1e6]
+
+
+def test_zero_is_shown_when_it_is_near_and_not_when_it_is_far() -> None:
+    near = histogram_view(history_of({0: np.linspace(0.1, 1.0, 1000)}), AxisKind.LINEAR, Screen())
+    far = histogram_view(history_of({0: np.linspace(10.0, 11.0, 1000)}), AxisKind.LINEAR, Screen())
+    assert near.edges[0] == 0.0
+    assert far.edges[0] > 9.9
+
+
+def test_zeros_that_lie_off_the_axis_are_counted_below_it() -> None:
+    view = histogram_view(
+        history_of({0: np.append(np.random.default_rng(0).uniform(100, 101, 10_000), [0.0] * 3)}),
+        AxisKind.LINEAR,
+        Screen(),
+    )
+    assert view.below.tolist() == [3.0]
+
+
+def test_a_bin_with_one_element_differs_from_an_empty_one() -> None:
+    view = histogram_view(history_of({0: np.array([-1.0, 1.0])}), AxisKind.LINEAR, Screen(height=16))
+    assert np.count_nonzero(view.counts) == 2
+    assert view.counts.max() == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("axis", AXES)
+@pytest.mark.parametrize(
+    "tensor",
+    [np.zeros(10), np.full(10, 0.7), np.full(5, -3e300), np.array([]), np.full(4, np.nan), np.array([5e-324, 1.7e308])],
+    ids=["zeros", "constant", "huge", "empty", "nan", "whole range"],
+)
+def test_odd_tensors_have_an_axis_too(axis: AxisKind, tensor: Floats) -> None:
+    view = histogram_view(history_of({3: tensor}), axis, Screen(height=16))
+    assert np.isfinite(view.edges).all()
+    assert (np.diff(view.edges) > 0).all()
+    zeros = view.zeros.sum() if axis is AxisKind.LOG else 0.0
+    counted = view.counts.sum() + view.below.sum() + view.above.sum() + zeros
+    assert counted == pytest.approx(np.isfinite(tensor).sum(), rel=1e-5)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    arrays.arrays(np.float64, st.integers(1, 30), elements=st.floats(allow_nan=True, allow_infinity=True, width=64)),
+    st.sampled_from(AXES),
+)
+def test_any_tensor_is_counted_whole(tensor: Floats, axis: AxisKind) -> None:
+    view = histogram_view(history_of({0: tensor}), axis, Screen(height=24))
+    assert (np.diff(view.edges) > 0).all()
+    zeros = view.zeros.sum() if axis is AxisKind.LOG else 0.0
+    counted = view.counts.sum() + view.below.sum() + view.above.sum() + zeros
+    assert counted == pytest.approx(np.isfinite(tensor).sum(), abs=1e-3)
+    assert ((view.ticks >= view.edges[0]) & (view.ticks <= view.edges[-1])).all()
+
+
+def test_a_part_of_the_training_is_cut_out() -> None:
+    tensors = {step: normal(step, 200) for step in range(0, 50, 5)}
+    view = histogram_view(history_of(tensors), AxisKind.LINEAR, Screen(first=11, last=30))
+    assert view.last_steps.tolist() == [15, 20, 25, 30]
+    assert view.points == 4
+    nothing = histogram_view(history_of(tensors), AxisKind.LINEAR, Screen(first=90))
+    assert nothing.points == 0
+    assert len(nothing.counts) == 0

@@ -1,0 +1,86 @@
+/** Colours of the canvases, taken from the style sheet so that a theme is defined once. */
+
+export interface Palette {
+  readonly text: string;
+  readonly muted: string;
+  readonly grid: string;
+  readonly kpi: string;
+  readonly trace: string;
+  readonly line: string;
+  readonly halo: string;
+  readonly bad: string;
+  readonly warn: string;
+  readonly font: string;
+  readonly ramp: Uint32Array;
+}
+
+type Rgb = readonly [number, number, number];
+
+/** Sequential, even in lightness, told apart with any kind of colour vision. The end that means "much" is far from the ground. */
+const DARK: readonly Rgb[] = [
+  [34, 52, 92],
+  [36, 80, 120],
+  [33, 108, 135],
+  [35, 137, 138],
+  [54, 165, 127],
+  [104, 190, 104],
+  [170, 211, 84],
+  [239, 229, 92],
+];
+const LIGHT: readonly Rgb[] = [
+  [222, 235, 243],
+  [189, 216, 232],
+  [144, 193, 217],
+  [95, 165, 202],
+  [57, 132, 182],
+  [36, 97, 154],
+  [27, 64, 121],
+  [20, 32, 80],
+];
+
+export const RAMP_STEPS = 256;
+
+function ramp(stops: readonly Rgb[]): Uint32Array {
+  const colours = new Uint32Array(RAMP_STEPS);
+  for (let i = 0; i < RAMP_STEPS; i++) {
+    const at = (i / (RAMP_STEPS - 1)) * (stops.length - 1);
+    const low = Math.min(Math.floor(at), stops.length - 2);
+    const [a, b] = [stops[low] ?? [0, 0, 0], stops[low + 1] ?? [0, 0, 0]];
+    const [red, green, blue] = [0, 1, 2].map((part) => {
+      const from = a[part] ?? 0;
+      return Math.round(from + (at - low) * ((b[part] ?? 0) - from));
+    });
+    colours[i] = (255 << 24) | ((blue ?? 0) << 16) | ((green ?? 0) << 8) | (red ?? 0);
+  }
+  return colours;
+}
+
+const RAMPS = { dark: ramp(DARK), light: ramp(LIGHT) };
+
+export function palette(theme: "dark" | "light"): Palette {
+  const style = getComputedStyle(document.documentElement);
+  const of = (name: string) => style.getPropertyValue(name).trim();
+  return {
+    text: of("--text"),
+    muted: of("--muted"),
+    grid: of("--grid"),
+    kpi: of("--kpi"),
+    trace: of("--trace"),
+    line: of("--line"),
+    halo: of("--halo"),
+    bad: of("--bad"),
+    warn: of("--warn"),
+    font: `11px ${of("--sans")}`,
+    ramp: RAMPS[theme],
+  };
+}
+
+/** Colours of the ramp as a CSS gradient, for the legend. */
+export function gradient(colours: Uint32Array): string {
+  const stops = [0, 0.2, 0.4, 0.6, 0.8, 1].map((at) => css(colours[Math.round(at * (RAMP_STEPS - 1))] ?? 0));
+  return `linear-gradient(90deg, ${stops.join(", ")})`;
+}
+
+function css(colour: number): string {
+  return `rgb(${colour & 255} ${(colour >> 8) & 255} ${(colour >> 16) & 255})`;
+}

@@ -1,0 +1,286 @@
+/** Draws a histogram over time. The view says what is where; this file only puts it on a canvas. */
+
+import { tick } from "../format";
+import type { HistogramView } from "../wire.gen";
+import { type Palette, RAMP_STEPS } from "./colours";
+import { LEFT, placeOf, RIGHT, type Span, stepTicks, xOf } from "./scale";
+
+const AXIS = 22;
+const STRIP = 8;
+const GAP = 3;
+const OVERFLOW = 3;
+
+/** Where the parts of the picture are, in pixels from the top. */
+export interface Box {
+  readonly width: number;
+  readonly top: number;
+  readonly height: number;
+  /** Strip of NaN and Inf, or null where all values are finite. */
+  readonly badTop: number | null;
+  /** Strip of zeros on the exponent axis, which has no place for them. */
+  readonly zeroTop: number | null;
+}
+
+export interface Target {
+  readonly canvas: HTMLCanvasElement;
+  readonly width: number;
+  readonly height: number;
+  readonly ratio: number;
+}
+
+export function boxOf(view: HistogramView, width: number, height: number): Box {
+  const bad = [view.nan, view.pos_inf, view.neg_inf].some((column) => column.some((count) => count > 0));
+  const zeros = view.axis === "log" && view.zeros.some((count) => count > 0);
+  const top = 6 + (bad ? STRIP + GAP : 0);
+  const bottom = height - AXIS - (zeros ? STRIP + GAP : 0);
+  return {
+    width: Math.max(width - LEFT - RIGHT, 1),
+    top,
+    height: Math.max(bottom - top, 1),
+    badTop: bad ? 4 : null,
+    zeroTop: zeros ? bottom + GAP : null,
+  };
+}
+
+/** The largest number of elements that one summary has in one bin: the dark end of the legend. */
+export function mostInBin(view: HistogramView): number {
+  const bins = view.edges.length - 1;
+  let most = 1;
+  for (let at = 0; at < view.counts.length; at++) {
+    const mean = (view.counts[at] ?? 0) / (view.summaries[Math.floor(at / bins)] ?? 1);
+    if (mean > most) most = mean;
+  }
+  return most;
+}
+
+/** Shade of a bin: logarithmic, so that one element among a million is seen. Only an empty bin has none. */
+function shade(mean: number, most: number): number {
+  const share = most > 1 ? Math.log1p(mean) / Math.log1p(most) : 1;
+  return Math.min(Math.floor(share * RAMP_STEPS), RAMP_STEPS - 1);
+}
+
+export function drawHeatmap(target: Target, view: HistogramView, span: Span, colours: Palette): void {
+  const { canvas, width, height, ratio } = target;
+  canvas.width = Math.round(width * ratio);
+  canvas.height = Math.round(height * ratio);
+  const context = canvas.getContext("2d");
+  if (context === null) return;
+  context.scale(ratio, ratio);
+  context.font = colours.font;
+  const box = boxOf(view, width, height);
+  const picture = new Picture(context, view, span, colours, box);
+  picture.grid();
+  context.save();
+  context.beginPath();
+  context.rect(LEFT, 0, box.width, height);
+  context.clip();
+  picture.cells();
+  picture.strips();
+  picture.lines();
+  context.restore();
+  picture.axes();
+  picture.lineNames();
+}
+
+class Picture {
+  private readonly bins: number;
+
+  constructor(
+    private readonly context: CanvasRenderingContext2D,
+    private readonly view: HistogramView,
+    private readonly span: Span,
+    private readonly colours: Palette,
+    private readonly box: Box,
+  ) {
+    this.bins = view.edges.length - 1;
+  }
+
+  private x(step: number): number {
+    return LEFT + xOf(step, this.span, this.box.width);
+  }
+
+  private y(value: number): number {
+    return this.box.top + this.box.height * (1 - placeOf(value, this.view.edges) / this.bins);
+  }
+
+  grid(): void {
+    const { context, box, colours } = this;
+    context.strokeStyle = colours.grid;
+    context.lineWidth = 1;
+    context.beginPath();
+    for (const value of this.view.ticks) {
+      const y = Math.round(this.y(value)) + 0.5;
+      context.moveTo(LEFT, y);
+      context.lineTo(LEFT + box.width, y);
+    }
+    for (const step of stepTicks(this.span, box.width)) {
+      const x = Math.round(this.x(step)) + 0.5;
+      context.moveTo(x, box.top);
+      context.lineTo(x, box.top + box.height);
+    }
+    context.stroke();
+  }
+
+  cells(): void {
+    const { context, view, box } = this;
+    const columns = view.left.length;
+    if (columns === 0) return;
+    const image = new ImageData(columns, this.bins);
+    const pixels = new Uint32Array(image.data.buffer);
+    const most = mostInBin(view);
+    for (let column = 0; column < columns; column++) {
+      const summaries = view.summaries[column] ?? 1;
+      for (let bin = 0; bin < this.bins; bin++) {
+        const mean = (view.counts[column * this.bins + bin] ?? 0) / summaries;
+        if (mean > 0)
+          pixels[(this.bins - 1 - bin) * columns + column] = this.colours.ramp[shade(mean, most)] ?? 0;
+      }
+    }
+    const source = document.createElement("canvas");
+    source.width = columns;
+    source.height = this.bins;
+    source.getContext("2d")?.putImageData(image, 0, 0);
+    context.imageSmoothingEnabled = false;
+    this.columns((column, x, width) => {
+      context.drawImage(source, column, 0, 1, this.bins, x, box.top, width, box.height);
+    });
+  }
+
+  /** Every column with its place; whole pixels, so that neighbours neither overlap nor leave a seam. */
+  private columns(each: (column: number, x: number, width: number) => void): void {
+    for (let column = 0; column < this.view.left.length; column++) {
+      const x = Math.round(this.x(this.view.left[column] ?? 0));
+      const end = Math.round(this.x(this.view.right[column] ?? 0));
+      if (end >= LEFT && x <= LEFT + this.box.width) each(column, x, Math.max(end - x, 1));
+    }
+  }
+
+  strips(): void {
+    const { context, view, box, colours } = this;
+    this.columns((column, x, width) => {
+      if ((view.above[column] ?? 0) > 0) {
+        context.fillStyle = colours.warn;
+        context.fillRect(x, box.top, width, OVERFLOW);
+      }
+      if ((view.below[column] ?? 0) > 0) {
+        context.fillStyle = colours.warn;
+        context.fillRect(x, box.top + box.height - OVERFLOW, width, OVERFLOW);
+      }
+      const infinite = (view.pos_inf[column] ?? 0) + (view.neg_inf[column] ?? 0);
+      const nan = view.nan[column] ?? 0;
+      if (box.badTop !== null && nan + infinite > 0) {
+        context.fillStyle = nan > 0 ? colours.bad : colours.warn;
+        context.fillRect(x, box.badTop, Math.max(width, 2), STRIP);
+      }
+      const zeros = view.zeros[column] ?? 0;
+      if (box.zeroTop !== null && zeros > 0) {
+        const colour = this.colours.ramp[shade(zeros, view.total[column] ?? 1)] ?? 0;
+        context.fillStyle = `rgb(${colour & 255} ${(colour >> 8) & 255} ${(colour >> 16) & 255})`;
+        context.fillRect(x, box.zeroTop, width, STRIP);
+      }
+    });
+  }
+
+  lines(): void {
+    const { context, view, colours, box } = this;
+    const shares = view.shares.length;
+    view.shares.forEach((share, at) => {
+      const middle = share === 0.5;
+      const value = (column: number) => view.quantiles[column * shares + at] ?? Number.NaN;
+      this.line(value, middle ? 1.8 : 1, [], middle ? 1 : 0.75);
+    });
+    this.line((column) => view.smallest[column] ?? Number.NaN, 1, [2, 3], 0.6);
+    this.line((column) => view.largest[column] ?? Number.NaN, 1, [2, 3], 0.6);
+    const edges = view.edges;
+    if ((edges[0] ?? 0) < 0 && (edges[this.bins] ?? 0) > 0) {
+      context.strokeStyle = colours.text;
+      context.globalAlpha = 0.5;
+      context.setLineDash([6, 4]);
+      context.lineWidth = 1;
+      context.beginPath();
+      const y = Math.round(this.y(0)) + 0.5;
+      context.moveTo(LEFT, y);
+      context.lineTo(LEFT + box.width, y);
+      context.stroke();
+      context.globalAlpha = 1;
+      context.setLineDash([]);
+    }
+  }
+
+  private line(value: (column: number) => number, width: number, dash: number[], alpha: number): void {
+    const { context, view, colours } = this;
+    context.beginPath();
+    let down = false;
+    for (let column = 0; column < view.left.length; column++) {
+      const at = value(column);
+      if (Number.isNaN(at)) {
+        down = false;
+        continue;
+      }
+      const x = this.x(((view.left[column] ?? 0) + (view.right[column] ?? 0)) / 2);
+      const y = this.y(at);
+      if (down) context.lineTo(x, y);
+      else context.moveTo(x, y);
+      down = true;
+    }
+    context.lineJoin = "round";
+    context.setLineDash(dash);
+    context.globalAlpha = alpha * 0.6;
+    context.strokeStyle = colours.halo;
+    context.lineWidth = width + 1.6;
+    context.stroke();
+    context.globalAlpha = alpha;
+    context.strokeStyle = colours.line;
+    context.lineWidth = width;
+    context.stroke();
+    context.globalAlpha = 1;
+    context.setLineDash([]);
+  }
+
+  axes(): void {
+    const { context, view, box, colours } = this;
+    context.fillStyle = colours.muted;
+    context.textAlign = "right";
+    context.textBaseline = "middle";
+    const powersOfTwo = view.axis === "log";
+    for (const value of view.ticks) context.fillText(tick(value, powersOfTwo), LEFT - 8, this.y(value));
+    if (box.zeroTop !== null) context.fillText("0", LEFT - 8, box.zeroTop + STRIP / 2 + 1);
+    if (box.badTop !== null) {
+      context.fillStyle = colours.bad;
+      context.fillText("NaN, Inf", LEFT - 8, box.badTop + STRIP / 2);
+      context.fillStyle = colours.muted;
+    }
+    context.textAlign = "center";
+    context.textBaseline = "bottom";
+    const bottom = box.top + box.height + AXIS + (box.zeroTop === null ? 0 : STRIP + GAP);
+    for (const step of stepTicks(this.span, box.width)) {
+      context.fillText(step.toLocaleString("en-US"), this.x(step), bottom - 2);
+    }
+  }
+
+  /** Names of the lines at their right ends; the less important one of two that would overlap is left out. */
+  lineNames(): void {
+    const { context, view, box, colours } = this;
+    const last = view.left.length - 1;
+    if (last < 0) return;
+    const shares = view.shares.length;
+    const named = view.shares.map((share, at) => ({
+      text: `${Math.round(share * 100)} %`,
+      value: view.quantiles[last * shares + at] ?? Number.NaN,
+      rank: Math.abs(share - 0.5) < 0.01 ? 0 : share < 0.1 || share > 0.9 ? 1 : 3,
+    }));
+    named.push({ text: "max", value: view.largest[last] ?? Number.NaN, rank: 2 });
+    named.push({ text: "min", value: view.smallest[last] ?? Number.NaN, rank: 2 });
+    named.sort((a, b) => a.rank - b.rank);
+    const taken: number[] = [];
+    context.textAlign = "left";
+    context.textBaseline = "middle";
+    for (const { text, value, rank } of named) {
+      const y = Math.min(Math.max(this.y(value), box.top + 5), box.top + box.height - 5);
+      if (Number.isNaN(value) || taken.some((other) => Math.abs(other - y) < 12)) continue;
+      taken.push(y);
+      context.fillStyle = rank === 0 ? colours.text : colours.muted;
+      context.fillText(text, LEFT + box.width + 7, y);
+    }
+  }
+}

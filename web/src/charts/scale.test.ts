@@ -1,0 +1,26 @@
+import { expect, test } from "vitest";
+import { logTicks, nearest, placeOf, stepTicks } from "./scale";
+
+test("a value stands between its edges, and at the end when it lies outside", () => {
+  const edges = Float64Array.of(-10, 0, 1, 100);
+  expect([-20, -5, 0, 0.5, 50.5, 1e9, Number.NaN].map((x) => placeOf(x, edges))).toEqual([
+    0, 0.5, 1, 1.5, 2.5, 3, 0,
+  ]);
+});
+
+test("the nearest column is found, also outside the steps", () => {
+  const steps = Float64Array.of(0, 10, 20);
+  expect([-5, 4, 6, 16, 99].map((step) => nearest(steps, step))).toEqual([0, 0, 1, 2, 2]);
+  expect(nearest(new Float64Array(), 3)).toBe(-1);
+});
+
+test("steps are labelled by round whole numbers", () => {
+  expect(stepTicks({ min: -0.5, max: 399.5 }, 900)).toEqual([0, 50, 100, 150, 200, 250, 300, 350]);
+  expect(stepTicks({ min: -0.5, max: 2.5 }, 900)).toEqual([0, 1, 2]);
+});
+
+test("a logarithmic axis is labelled at powers of ten, and between them when there are few", () => {
+  expect(logTicks({ min: 3e-7, max: 2e-2 }, 10)).toEqual([1e-6, 1e-5, 1e-4, 1e-3, 1e-2]);
+  expect(logTicks({ min: 1e-12, max: 1 }, 5)).toEqual([1e-12, 1e-9, 1e-6, 1e-3, 1]);
+  expect(logTicks({ min: 0.15, max: 1.3 }, 5)).toEqual([0.2, 0.5, 1]);
+});

@@ -1,0 +1,73 @@
+/** Steps and values → pixels, and back. Placing only: what the numbers are is decided by the view. */
+
+/** Room to the left and right of every plot: the same everywhere, so that one cross-hair fits all. */
+export const LEFT = 66;
+export const RIGHT = 54;
+
+export interface Span {
+  readonly min: number;
+  readonly max: number;
+}
+
+export function xOf(step: number, span: Span, width: number): number {
+  return ((step - span.min) / (span.max - span.min)) * width;
+}
+
+export function stepAt(x: number, span: Span, width: number): number {
+  return span.min + (x / width) * (span.max - span.min);
+}
+
+/** Place of a value among edges that are drawn equally far apart: 0 at the first, bins at the last; clamped. */
+export function placeOf(value: number, edges: Float64Array): number {
+  const bins = edges.length - 1;
+  if (!(value > (edges[0] ?? 0))) return 0;
+  if (value >= (edges[bins] ?? 0)) return bins;
+  let [low, high] = [0, bins];
+  while (high - low > 1) {
+    const middle = (low + high) >> 1;
+    if ((edges[middle] ?? 0) <= value) low = middle;
+    else high = middle;
+  }
+  const [below, above] = [edges[low] ?? 0, edges[high] ?? 0];
+  return low + (value - below) / (above - below);
+}
+
+/** Index of the column nearest to a step, or −1 where there is none. Steps ascend. */
+export function nearest(steps: Float64Array, step: number): number {
+  if (steps.length === 0) return -1;
+  let [low, high] = [0, steps.length - 1];
+  while (high - low > 1) {
+    const middle = (low + high) >> 1;
+    if ((steps[middle] ?? 0) <= step) low = middle;
+    else high = middle;
+  }
+  return Math.abs((steps[high] ?? 0) - step) < Math.abs((steps[low] ?? 0) - step) ? high : low;
+}
+
+/** Round steps to label, about one per 90 pixels. */
+export function stepTicks(span: Span, width: number): number[] {
+  const rough = Math.max((span.max - span.min) / Math.max(width / 90, 1), 1);
+  const magnitude = 10 ** Math.floor(Math.log10(rough));
+  const spacing = magnitude * ([1, 2, 5, 10].find((factor) => factor * magnitude >= rough * 0.999) ?? 10);
+  const ticks: number[] = [];
+  for (let tick = Math.ceil(span.min / spacing) * spacing; tick <= span.max; tick += spacing)
+    ticks.push(tick + 0); // no −0
+  return ticks;
+}
+
+/** Powers of ten to label on a logarithmic axis, and their multiples where there are few powers. */
+export function logTicks(span: Span, most: number): number[] {
+  const first = Math.ceil(Math.log10(span.min) - 1e-9);
+  const last = Math.floor(Math.log10(span.max) + 1e-9);
+  const factors = last - first >= 2 ? [1] : [1, 2, 5];
+  const every = Math.max(1, Math.ceil((last - first + 1) / most));
+  const ticks: number[] = [];
+  for (let decade = first - 1; decade <= last; decade++) {
+    if (factors.length === 1 && (decade - first) % every !== 0) continue;
+    for (const factor of factors) {
+      const tick = Number(`${factor}e${decade}`);
+      if (tick >= span.min && tick <= span.max) ticks.push(tick);
+    }
+  }
+  return ticks;
+}

@@ -1,0 +1,99 @@
+/** Numbers and words as people read them. */
+
+const MINUS = "−";
+const RAISED: Record<string, string> = {
+  "-": "⁻",
+  "0": "⁰",
+  "1": "¹",
+  "2": "²",
+  "3": "³",
+  "4": "⁴",
+  "5": "⁵",
+  "6": "⁶",
+  "7": "⁷",
+  "8": "⁸",
+  "9": "⁹",
+};
+
+function raised(exponent: number): string {
+  return [...String(exponent)].map((digit) => RAISED[digit] ?? digit).join("");
+}
+
+/** A value with four significant digits. */
+export function value(x: number | null | undefined, digits = 4): string {
+  if (x === null || x === undefined || Number.isNaN(x)) return "–";
+  if (!Number.isFinite(x)) return x > 0 ? "∞" : `${MINUS}∞`;
+  if (x === 0) return "0";
+  const size = Math.abs(x);
+  const sign = x < 0 ? MINUS : "";
+  if (size >= 1e5 || size < 1e-3) {
+    const [mantissa = "", exponent = "0"] = size.toExponential(digits - 2).split("e");
+    return `${sign}${mantissa.replace(/\.?0+$/, "")}e${exponent.replace("+", "").replace("-", MINUS)}`;
+  }
+  const text = size.toPrecision(digits);
+  return sign + (text.includes(".") ? text.replace(/\.?0+$/, "") : text);
+}
+
+/** A whole number with its thousands set apart. */
+export function count(x: number | null | undefined): string {
+  if (x === null || x === undefined || Number.isNaN(x)) return "–";
+  return Math.round(x).toLocaleString("en-US").replace("-", MINUS);
+}
+
+/** A share as percentage; something is never shown as nothing. */
+export function share(part: number, whole: number): string {
+  if (!(whole > 0)) return "–";
+  const percent = (100 * part) / whole;
+  if (percent > 0 && percent < 0.01) return "<0.01 %";
+  return `${Number(percent.toPrecision(3))} %`;
+}
+
+/** A tick on an axis of values: powers of two on the exponent axis, powers of ten where they are far from one. */
+export function tick(x: number, powersOfTwo: boolean): string {
+  if (powersOfTwo) return `2${raised(Math.round(Math.log2(x)))}`;
+  const decade = Math.log10(Math.abs(x));
+  const whole = Math.abs(decade - Math.round(decade)) < 1e-9;
+  if (x !== 0 && whole && Math.abs(decade) >= 2.5)
+    return `${x < 0 ? MINUS : ""}10${raised(Math.round(decade))}`;
+  return value(x);
+}
+
+const KINDS: Record<string, [short: string, long: string]> = {
+  input: ["in", "input"],
+  output: ["out", "output"],
+  input_grad: ["∇in", "gradient of the input"],
+  output_grad: ["∇out", "gradient of the output"],
+  input_grad_norm: ["‖∇in‖", "norm of the input's gradient, one per sample"],
+  output_grad_norm: ["‖∇out‖", "norm of the output's gradient, one per sample"],
+  weight: ["w", "weight"],
+  weight_grad: ["∇w", "gradient of the weight"],
+  update: ["Δw", "update of the weight"],
+  optimizer: ["opt", "state of the optimizer"],
+  buffer: ["buf", "buffer"],
+  tensor: ["t", "tensor"],
+  tensor_grad: ["∇t", "gradient of the tensor"],
+};
+
+const ORDER = Object.keys(KINDS);
+
+/** Kinds in the order in which they are always shown, each once. */
+export function distinctKinds(kinds: readonly string[]): string[] {
+  return [...new Set(kinds)].sort((a, b) => ORDER.indexOf(a) - ORDER.indexOf(b));
+}
+
+export function shortKind(kind: string): string {
+  return KINDS[kind]?.[0] ?? kind;
+}
+
+export function longKind(kind: string): string {
+  return KINDS[kind]?.[1] ?? kind;
+}
+
+/** The end of a training without its end is not an error of the page: say which. */
+export function statusText(status: string): string {
+  return (
+    { running: "running", finished: "finished", stopped: "stopped early", unreadable: "unreadable" }[
+      status
+    ] ?? status
+  );
+}

@@ -1,0 +1,43 @@
+/** The live channel: hears which runs changed, and comes back after a server restart. */
+
+import type { Change } from "./wire.gen";
+
+const FIRST_WAIT_MS = 400;
+const LONGEST_WAIT_MS = 4000;
+
+export class Live {
+  connected = $state(false);
+  #wait = FIRST_WAIT_MS;
+  #closed = false;
+  #socket: WebSocket | null = null;
+
+  /** `changed` is called for every change; `connectedAgain` whenever changes may have been missed. */
+  constructor(
+    readonly changed: (change: Change) => void,
+    readonly connectedAgain: () => void,
+  ) {
+    this.#open();
+  }
+
+  close(): void {
+    this.#closed = true;
+    this.#socket?.close();
+  }
+
+  #open(): void {
+    const socket = new WebSocket(new URL("api/live", location.href.replace(/^http/, "ws")));
+    this.#socket = socket;
+    socket.onopen = () => {
+      this.connected = true;
+      this.#wait = FIRST_WAIT_MS;
+      this.connectedAgain();
+    };
+    socket.onmessage = (message) => this.changed(JSON.parse(message.data as string) as Change);
+    socket.onclose = () => {
+      this.connected = false;
+      if (this.#closed) return;
+      setTimeout(() => this.#open(), this.#wait);
+      this.#wait = Math.min(this.#wait * 1.6, LONGEST_WAIT_MS);
+    };
+  }
+}

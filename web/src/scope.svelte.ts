@@ -1,0 +1,210 @@
+/** The state of the page: what is selected, what was answered, where the cross-hair is. */
+
+import { nearest, type Span } from "./charts/scale";
+import { Live } from "./live.svelte";
+import { Resource } from "./resource.svelte";
+import { fragment, parsed, type Selection } from "./selection";
+import type { HistogramView, RunList, ScalarView, SeriesEntry, SiteList, Timeline } from "./wire.gen";
+
+/** Selecting another of these is a place to come back to; the rest only changes how it looks. */
+const PLACES = ["run", "site", "kind", "port", "mode"] as const;
+
+export class Scope {
+  selection = $state<Selection>(parsed(location.hash));
+  hover = $state<number | null>(null);
+  /** Pixels of the plots. */
+  width = $state(0);
+  bins = $state(96);
+
+  readonly runs = new Resource<RunList>(1000);
+  readonly sites = new Resource<SiteList>(2000);
+  readonly timeline = new Resource<Timeline>();
+  readonly scalar = new Resource<ScalarView>();
+  readonly histogram = new Resource<HistogramView>();
+  readonly live: Live;
+
+  /** Counts the news of the list and of the selected run. */
+  #listNews = $state(0);
+  #runNews = $state(0);
+
+  constructor() {
+    this.live = new Live(
+      (change) => {
+        this.#listNews += 1;
+        if (change.run === this.selection.run) this.#runNews += 1;
+      },
+      () => {
+        this.#listNews += 1;
+        this.#runNews += 1;
+      },
+    );
+    addEventListener("popstate", () => {
+      this.selection = parsed(location.hash);
+    });
+    $effect(() => this.#loadRuns());
+    $effect(() => this.#loadRun());
+    $effect(() => this.#loadSeries());
+    $effect(() => this.#chooseRun());
+    $effect(() => this.#chooseSite());
+  }
+
+  readonly entry = $derived(this.runs.value?.runs.find((run) => run.name === this.selection.run) ?? null);
+
+  readonly seriesOfSite = $derived(
+    this.sites.value?.series.filter((entry) => entry.site === this.selection.site) ?? [],
+  );
+
+  readonly series = $derived<SeriesEntry | null>(best(this.seriesOfSite, this.selection));
+
+  readonly kpi = $derived(
+    this.timeline.value?.kpis.find((view) => view.name === this.selection.kpi) ??
+      this.timeline.value?.kpis[0] ??
+      null,
+  );
+
+  /** The steps that all charts show. */
+  readonly span = $derived.by<Span>(() => {
+    const { first, last } = this.selection;
+    const histogram = this.histogram.value;
+    const timeline = this.timeline.value;
+    const from =
+      first ??
+      Math.min(
+        timeline?.first_step ?? Number.POSITIVE_INFINITY,
+        histogram?.left[0] ?? Number.POSITIVE_INFINITY,
+      );
+    const to =
+      last ??
+      Math.max(
+        timeline?.last_step ?? Number.NEGATIVE_INFINITY,
+        histogram?.right.at(-1) ?? Number.NEGATIVE_INFINITY,
+      );
+    if (!Number.isFinite(from) || !Number.isFinite(to)) return { min: 0, max: 1 };
+    return to > from ? { min: from, max: to } : { min: from - 0.5, max: from + 0.5 };
+  });
+
+  /** The step of the cross-hair: under the pointer, else pinned. */
+  readonly step = $derived(this.hover ?? this.selection.step);
+
+  /** Change the selection, and the address with it. */
+  select(changes: Partial<Selection>): void {
+    const moved = PLACES.some((name) => name in changes && changes[name] !== this.selection[name]);
+    Object.assign(this.selection, changes);
+    this.#write(moved);
+  }
+
+  #write(moved: boolean): void {
+    const hash = fragment(this.selection);
+    if (hash === location.hash) return;
+    if (moved) history.pushState(null, "", hash);
+    else history.replaceState(null, "", hash);
+  }
+
+  selectRun(name: string): void {
+    this.select({ run: name, step: null, first: null, last: null });
+  }
+
+  selectSite(site: string, kind: string | null = this.selection.kind): void {
+    this.select({ site, kind });
+  }
+
+  /** The recorded step nearest to a place on the axis. */
+  snapped(step: number): number | null {
+    const steps = this.histogram.value?.last_steps ?? this.kpi?.last_steps;
+    const dense =
+      this.kpi !== null && (steps === undefined || this.kpi.last_steps.length > 2 * steps.length)
+        ? this.kpi.last_steps
+        : steps;
+    if (dense === undefined) return null;
+    return dense[nearest(dense, step)] ?? null;
+  }
+
+  /** Pin the cross-hair to the neighbouring recorded step. */
+  walk(by: number): void {
+    const steps = this.histogram.value?.last_steps ?? this.kpi?.last_steps;
+    if (steps === undefined || steps.length === 0) return;
+    const from = this.step === null ? steps.length - 1 - by : nearest(steps, this.step);
+    const to = Math.min(Math.max(from + by, 0), steps.length - 1);
+    this.hover = null;
+    this.select({ step: steps[to] ?? null });
+  }
+
+  #loadRuns(): void {
+    this.runs.load(this.#listNews >= 0 ? "api/runs" : null, "runs");
+  }
+
+  #loadRun(): void {
+    const run = this.selection.run;
+    void this.#runNews;
+    const address = run === null ? null : `api/run/${encodeURIComponent(run)}`;
+    this.sites.load(address && `${address}/sites`, `${run}`);
+    if (this.width > 0) this.timeline.load(address && `${address}/timeline?${this.#screen()}`, `${run}`);
+  }
+
+  #loadSeries(): void {
+    const series = this.series;
+    void this.#runNews;
+    const { run, stat, axis } = this.selection;
+    if (this.width === 0) return;
+    if (series === null || run === null) {
+      this.scalar.load(null, "");
+      this.histogram.load(null, "");
+      return;
+    }
+    const address = `api/run/${encodeURIComponent(run)}`;
+    const which = `series=${series.series}&rank=${series.rank}&${this.#screen()}`;
+    const identity = `${run}/${series.series}/${series.rank}`;
+    this.scalar.load(`${address}/scalar?${which}&stat=${encodeURIComponent(stat)}`, `${identity}/${stat}`);
+    this.histogram.load(
+      `${address}/histogram?${which}&axis=${axis}&height=${this.bins}`,
+      `${identity}/${axis}`,
+    );
+  }
+
+  #screen(): string {
+    const { first, last } = this.selection;
+    const parts = [`width=${this.width}`];
+    if (first !== null) parts.push(`first=${Math.round(first)}`);
+    if (last !== null) parts.push(`last=${Math.round(last)}`);
+    return parts.join("&");
+  }
+
+  #chooseRun(): void {
+    const runs = this.runs.value?.runs;
+    if (this.selection.run !== null || runs === undefined || runs.length === 0) return;
+    const chosen =
+      runs.find((run) => run.status === "running") ??
+      runs.find((run) => run.status !== "unreadable") ??
+      runs[0];
+    if (chosen !== undefined) {
+      this.selection.run = chosen.name;
+      this.#write(false);
+    }
+  }
+
+  /** A site to begin with, so that the first look is never empty. */
+  #chooseSite(): void {
+    const sites = this.sites.value;
+    if (sites === null || sites.run !== this.selection.run) return;
+    if (this.selection.site !== null && sites.series.some((entry) => entry.site === this.selection.site))
+      return;
+    if (this.selection.site !== null && sites.series.length === 0) return;
+    const chosen = sites.series.find((entry) => entry.kind === "output") ?? sites.series[0];
+    if (chosen !== undefined) {
+      this.selection.site = chosen.site;
+      this.#write(false);
+    }
+  }
+}
+
+/** The series of a site that agrees with most of the selection; the kind counts most. */
+function best(series: readonly SeriesEntry[], selection: Selection): SeriesEntry | null {
+  const score = (entry: SeriesEntry) =>
+    (entry.kind === selection.kind ? 8 : 0) +
+    (entry.port === selection.port ? 4 : 0) +
+    (entry.mode === (selection.mode ?? "train") ? 2 : 0) +
+    (entry.rank === selection.rank ? 1 : 0);
+  let found: SeriesEntry | null = null;
+  for (const entry of series) if (found === null || score(entry) > score(found)) found = entry;
+  return found;
+}

@@ -1,0 +1,74 @@
+/** What is shown, and its form in the address: reloading the address restores the view. */
+
+import type { AxisKind } from "./wire.gen";
+
+export interface Selection {
+  run: string | null;
+  site: string | null;
+  port: string | null;
+  kind: string | null;
+  mode: string | null;
+  rank: number;
+  stat: string;
+  axis: AxisKind;
+  /** Whether the statistic is drawn on a logarithmic axis. */
+  log: boolean;
+  kpi: string | null;
+  kpiLog: boolean;
+  /** The step the cross-hair is pinned to. */
+  step: number | null;
+  /** The part of the training that is shown. */
+  first: number | null;
+  last: number | null;
+}
+
+export const START: Readonly<Selection> = {
+  run: null,
+  site: null,
+  port: null,
+  kind: null,
+  mode: null,
+  rank: 0,
+  stat: "rms",
+  axis: "linear",
+  log: false,
+  kpi: null,
+  kpiLog: false,
+  step: null,
+  first: null,
+  last: null,
+};
+
+const TEXTS = ["run", "site", "port", "kind", "mode", "stat", "kpi"] as const;
+const NUMBERS = ["rank", "step", "first", "last"] as const;
+const FLAGS = ["log", "kpiLog"] as const;
+const AXES: readonly string[] = ["linear", "symlog", "log"] satisfies AxisKind[];
+
+/** The selection that an address's fragment describes; what it does not name, or names wrongly, is as at the start. */
+export function parsed(hash: string): Selection {
+  const given = new URLSearchParams(hash.replace(/^#/, ""));
+  const selection: Selection = { ...START };
+  for (const name of TEXTS) {
+    const text = given.get(name);
+    if (text !== null) selection[name] = text;
+  }
+  for (const name of NUMBERS) {
+    const text = given.get(name);
+    if (text !== null && /^-?\d{1,16}$/.test(text)) selection[name] = Number(text);
+  }
+  const axis = given.get("axis");
+  if (axis !== null && AXES.includes(axis)) selection.axis = axis as AxisKind;
+  for (const name of FLAGS) selection[name] = given.get(name) === "1";
+  return selection;
+}
+
+/** The fragment that describes a selection: only what differs from the start. */
+export function fragment(selection: Selection): string {
+  const out = new URLSearchParams();
+  for (const name of [...TEXTS, ...NUMBERS, "axis"] as const) {
+    const value = selection[name];
+    if (value !== null && value !== START[name]) out.set(name, String(value));
+  }
+  for (const name of FLAGS) if (selection[name]) out.set(name, "1");
+  return `#${out.toString()}`;
+}

@@ -1,0 +1,51 @@
+import { expect, test } from "vitest";
+import { rowsOf, treeOf } from "./tree";
+import type { SeriesEntry } from "./wire.gen";
+
+function series(site: string, kind = "output"): SeriesEntry {
+  return {
+    series: 0,
+    rank: 0,
+    site,
+    port: "output.0",
+    kind,
+    mode: "train",
+    dtype: "float32",
+    reading: "forward",
+    shape: [],
+  };
+}
+
+const ENTRIES = [
+  series("model.h.0.mlp"),
+  series("model.h.0.mlp.weight", "weight"),
+  series("model.h.1.mlp"),
+  series("(model)"),
+];
+
+test("a chain without branches is one row", () => {
+  const rows = rowsOf(treeOf(ENTRIES), new Set(), "");
+  expect(rows.map((row) => [row.depth, row.node.label])).toEqual([
+    [0, "model.h"],
+    [1, "0.mlp"],
+    [2, "weight"],
+    [1, "1.mlp"],
+    [0, "(model)"],
+  ]);
+});
+
+test("a closed node hides what is below it", () => {
+  expect(rowsOf(treeOf(ENTRIES), new Set(["model.h"]), "").map((row) => row.node.path)).toEqual([
+    "model.h",
+    "(model)",
+  ]);
+});
+
+test("a search finds sites by parts of their names, by stars and by kinds", () => {
+  const found = (text: string) =>
+    rowsOf(treeOf(ENTRIES), new Set(["model.h"]), text).map((row) => row.node.path);
+  expect(found("0 mlp")).toEqual(["model.h.0.mlp", "model.h.0.mlp.weight"]);
+  expect(found("h.*.mlp")).toEqual(["model.h.0.mlp", "model.h.0.mlp.weight", "model.h.1.mlp"]);
+  expect(found("weight")).toEqual(["model.h.0.mlp.weight"]);
+  expect(found("[a-z]")).toEqual([]);
+});
