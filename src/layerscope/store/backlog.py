@@ -141,11 +141,16 @@ class Backlog:
                         self._count(queue, item)
             self._settled.notify_all()
 
-    def wait_until_written(self, timeout_s: float) -> bool:
-        """Whether all that had arrived when asked has left within the time."""
+    def wait_until_gone(self, target: int, timeout_s: float) -> bool:
+        """Whether as many items as `arrived` once said have left within the time."""
         with self._lock:
-            target = self._arrived
             return self._settled.wait_for(lambda: self._gone >= target, timeout_s)
+
+    @property
+    def arrived(self) -> int:
+        """How many items ever arrived."""
+        with self._lock:
+            return self._arrived
 
     @property
     def empty(self) -> bool:

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
-from layerscope.records import Event, Ids, Ints, Kpi, Series, Summaries
+from layerscope.records import Event, Ints, Kpi, Series, Summaries
 from layerscope.stats import spec
+from layerscope.store.columns import binary, flags, lists, numbers, texts
 from layerscope.store.format import SEGMENT_SCHEMA
+
+_Number = TypeVar("_Number", bound=np.generic)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,71 +41,75 @@ def series_row(series: Series) -> dict[str, object]:
 
 def series_batch(rows: Sequence[NumberedSeries]) -> pa.RecordBatch:
     """Rows of the series table."""
-    content = [{"series": row.number, **series_row(row.series)} for row in rows]
-    return pa.RecordBatch.from_pylist(content, schema=SEGMENT_SCHEMA["series"])
+    content = [series_row(row.series) for row in rows]
+    words = ("site", "port", "kind", "mode", "reading", "dtype")
+    columns = [
+        numbers(np.array([row.number for row in rows], np.int32)),
+        *(texts([str(row[word]) for row in content]) for word in words),
+        lists([row.series.shape for row in rows]),
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=SEGMENT_SCHEMA["series"])
 
 
 def kpis_batch(rows: Sequence[Kpi]) -> pa.RecordBatch:
     """Rows of the KPI table."""
-    columns = {
-        "step": [row.step for row in rows],
-        "name": [row.name for row in rows],
-        "value": [float(row.value) for row in rows],
-        "time_s": [row.time_s for row in rows],
-    }
-    return pa.RecordBatch.from_pydict(columns, schema=SEGMENT_SCHEMA["kpis"])
+    columns = [
+        numbers(np.array([row.step for row in rows], np.int64)),
+        texts([row.name for row in rows]),
+        numbers(np.array([row.value for row in rows], np.float64)),
+        numbers(np.array([row.time_s for row in rows], np.float64)),
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=SEGMENT_SCHEMA["kpis"])
 
 
 def events_batch(rows: Sequence[Event]) -> pa.RecordBatch:
     """Rows of the event table."""
-    columns = {
-        "step": [row.step for row in rows],
-        "level": [row.level for row in rows],
-        "text": [row.text for row in rows],
-        "time_s": [row.time_s for row in rows],
-    }
-    return pa.RecordBatch.from_pydict(columns, schema=SEGMENT_SCHEMA["events"])
+    columns = [
+        numbers(np.array([row.step for row in rows], np.int64)),
+        texts([row.level for row in rows]),
+        texts([row.text for row in rows]),
+        numbers(np.array([row.time_s for row in rows], np.float64)),
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=SEGMENT_SCHEMA["events"])
 
 
 def moments_batch(items: Sequence[Summaries]) -> pa.RecordBatch:
     """Rows of the moments table: those of one step after the other."""
-    alias = np.concatenate([item.alias for item in items])
-    moments = np.concatenate([item.moments for item in items]).T.copy()  # a column is then one run of memory
+    alias = _joined([item.alias for item in items])
+    moments = _joined([item.moments for item in items]).T.copy()  # a column is then one run of memory
     is_alias = alias >= 0
-    mask = is_alias if is_alias.any() else None
-    if mask is not None:
-        moments[:, mask] = 0.0  # what an alias row has there is undefined
+    null = is_alias if is_alias.any() else None
+    if null is not None:
+        moments[:, null] = 0.0  # what an alias row has there is undefined
     counts = moments[: len(spec.COUNTS)].astype(np.int64)
     columns = [
-        pa.array(_steps(items)),
-        pa.array(np.concatenate([item.series for item in items])),
-        pa.array(alias, mask=~is_alias),
-        pa.array(np.concatenate([item.scale for item in items])),
-        pa.array(np.concatenate([item.merged for item in items])),
-        *(pa.array(column, mask=mask) for column in (*counts, *moments[len(spec.COUNTS) :])),
+        numbers(_steps(items)),
+        numbers(_joined([item.series for item in items])),
+        numbers(alias, ~is_alias),
+        numbers(_joined([item.scale for item in items])),
+        numbers(_joined([item.merged for item in items])),
+        *(numbers(column, null) for column in (*counts, *moments[len(spec.COUNTS) :])),
     ]
     return pa.RecordBatch.from_arrays(columns, schema=SEGMENT_SCHEMA["moments"])
 
 
 def bits_batch(items: Sequence[Summaries]) -> pa.RecordBatch:
     """Rows of the bit-count table; an alias has none."""
+    encoded = [binary(item.offsets, item.bits) for item in items]
     columns = [
-        pa.array(_steps(items)),
-        pa.array(np.concatenate([item.series for item in items])),
-        pa.array(np.concatenate([item.m for item in items])),
-        pa.concat_arrays([_binary(item) for item in items]),
+        numbers(_steps(items)),
+        numbers(_joined([item.series for item in items])),
+        numbers(_joined([item.m for item in items])),
+        encoded[0] if len(encoded) == 1 else pa.concat_arrays(encoded),
     ]
     batch = pa.RecordBatch.from_arrays(columns, schema=SEGMENT_SCHEMA["bits"])
-    alias: Ids = np.concatenate([item.alias for item in items])
-    return batch.filter(pa.array(alias < 0)) if (alias >= 0).any() else batch
+    alias = _joined([item.alias for item in items])
+    return batch.filter(flags(alias < 0)) if (alias >= 0).any() else batch
+
+
+def _joined(arrays: Sequence[npt.NDArray[_Number]]) -> npt.NDArray[_Number]:
+    return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
 
 
 def _steps(items: Sequence[Summaries]) -> Ints:
     return np.repeat(np.array([item.step for item in items], np.int64), [len(item.series) for item in items])
-
-
-def _binary(item: Summaries) -> pa.Array:
-    offsets = item.offsets.astype(np.int32)
-    return pa.Array.from_buffers(
-        pa.binary(), len(item.series), [None, pa.py_buffer(offsets), pa.py_buffer(np.ascontiguousarray(item.bits))]
-    )

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-import fcntl
+import importlib.util
 import os
 import time
 import weakref
 from pathlib import Path
 
 from layerscope.errors import StoreError
+
+LOCKS = importlib.util.find_spec("fcntl") is not None  # Windows has none: runs can be read there, not written
+if LOCKS:
+    import fcntl
 
 _PATIENCE_S = 0.3  # longer than a look at the lock takes, see `is_held`
 _PAUSE_S = 0.01
@@ -29,6 +33,8 @@ class FileLock:
     @staticmethod
     def take(path: Path, patience_s: float = _PATIENCE_S) -> FileLock | None:
         """The lock, or None if somebody else holds it."""
+        if not LOCKS:
+            raise StoreError(f"{path} cannot be locked on this system. Record on Linux or macOS; read runs anywhere.")
         try:
             handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         except OSError as error:
@@ -79,6 +85,8 @@ def _try(handle: int, how: int, path: Path) -> bool:
 
 def is_held(path: Path) -> bool:
     """Whether somebody holds the lock. Holds it for an instant itself, which is why `take` is patient."""
+    if not LOCKS:
+        return False
     try:
         handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:

@@ -8,6 +8,7 @@ import numpy as np
 import pyarrow as pa
 
 from layerscope.records import Ids, Ints
+from layerscope.store.columns import flags, numbers, values
 from layerscope.store.wanted import Flags, packed
 
 #: What a table is sorted by; rows alike in all of it keep the order of writing. Events stay as they came.
@@ -27,14 +28,14 @@ def key_columns(table: pa.Table, names: Sequence[str]) -> list[Ids | Ints]:
 
 def _numbers(column: pa.ChunkedArray) -> Ids | Ints:
     if not pa.types.is_string(column.type):
-        return np.asarray(column.to_numpy())
+        return values(column)
     coded = column.combine_chunks().dictionary_encode()
     if isinstance(coded, pa.ChunkedArray):
         coded = coded.combine_chunks()
     order = np.argsort(np.array(coded.dictionary.to_pylist(), dtype=object), kind="stable")
     rank = np.empty(len(order), np.int64)
     rank[order] = np.arange(len(order))
-    return np.asarray(rank[coded.indices.to_numpy()])
+    return np.asarray(rank[values(coded.indices)])
 
 
 def in_order(kind: str, table: pa.Table) -> pa.Table:
@@ -45,17 +46,17 @@ def in_order(kind: str, table: pa.Table) -> pa.Table:
     key = packed(*key_columns(table, names))
     if bool(np.all(key[1:] >= key[:-1])):
         return table
-    return table.combine_chunks().take(pa.array(np.argsort(key, kind="stable")))
+    return table.combine_chunks().take(numbers(np.argsort(key, kind="stable")))
 
 
 def without_earlier(kind: str, table: pa.Table) -> pa.Table:
     """An ordered table without the rows that a later session recorded again: later wins."""
-    session = table.column("session").to_numpy()
+    session = values(table.column("session"))
     if len(session) == 0 or session.min() == session.max():
         return table
     *names, _ = SORT_KEYS[kind]
     counts = latest(packed(*key_columns(table, names)), session)
-    return table if counts.all() else table.filter(pa.array(counts))
+    return table if counts.all() else table.filter(flags(counts))
 
 
 def latest(key: Ints, session: Ids) -> Flags:

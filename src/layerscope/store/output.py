@@ -94,9 +94,10 @@ class Output:
                 self._latest_step = max(self._latest_step, *(getattr(item, "step", 0) for item in items))
 
     def _write_values(self, values: list[Value]) -> None:
-        kept = [value for value in values if value.array.dtype in KEPT_DTYPES and value.series in self._series]
+        can_keep = [value.array.dtype in KEPT_DTYPES and value.series in self._series for value in values]
+        kept = [value for value, can in zip(values, can_keep, strict=True) if can]
         if len(kept) < len(values):
-            strange = next(value for value in values if value not in kept)
+            strange = values[can_keep.index(False)]
             self.event(
                 "warning",
                 f"{len(values) - len(kept)} values were not kept, the first of series {strange.series} at step "

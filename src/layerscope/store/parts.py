@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -14,12 +14,14 @@ import pyarrow.parquet as pq
 
 from layerscope.records import Ids, Ints
 from layerscope.stats import spec
+from layerscope.store.columns import numbers, values
 from layerscope.store.format import ASIDE, SCHEMA, VERSION, check_version, damaged, sync_folder
 from layerscope.store.wanted import Wanted
 
 ROW_GROUP = {"moments": 16_384, "bits": 2_048, "series": 16_384, "kpis": 16_384, "events": 16_384}
 _FLOATS = ["scale", *spec.SUMS, *spec.EXTREMES]
-_FEW_GROUPS = 4  # below it, starting threads costs more than they save
+_GROUPS_AT_ONCE = 8
+Task = Callable[[], list[pa.Table]]
 _UNREADABLE = (pa.ArrowException, OSError)
 
 
@@ -120,38 +122,26 @@ class Part:
 
     def series_numbers(self) -> Ids:
         """The series number of every row."""
-        found = self.read(["series"], Wanted())
-        return np.concatenate([table["series"].to_numpy() for table in found]) if found else np.zeros(0, np.int32)
+        found = [values(table["series"]) for task in self.tasks(["series"], Wanted()) for table in task()]
+        return np.concatenate([np.zeros(0, np.int32), *found])
 
-    def read(self, columns: list[str], wanted: Wanted) -> list[pa.Table]:
-        """The wanted rows, with the columns in the order asked for."""
-        groups = np.flatnonzero(wanted.blocks(self._series, self._step))
+    def tasks(self, columns: list[str], wanted: Wanted) -> list[Task]:
+        """The reading of the wanted rows, columns in the order asked for, in pieces that threads can share."""
+        groups = np.flatnonzero(wanted.blocks(self._series, self._step)).tolist()
+        shares = [groups[start : start + _GROUPS_AT_ONCE] for start in range(0, len(groups), _GROUPS_AT_ONCE)]
+        return [partial(self._read, share, columns, wanted) for share in shares]
+
+    def _read(self, groups: list[int], columns: list[str], wanted: Wanted) -> list[pa.Table]:
+        """The wanted rows of some row groups."""
         keys = [name for name in ("series", "step") if name in SCHEMA[self._table].names and not wanted.everything]
         present = set(self._found.names)
         names = [name for name in dict.fromkeys([*columns, *keys]) if name in present]
         try:
-            if len(groups) < _FEW_GROUPS:
-                tables = self._groups(groups, names, wanted)
-            else:
-                threads = os.cpu_count() or 1
-                with ThreadPoolExecutor(threads) as pool:
-                    shares = pool.map(lambda share: self._groups(share, names, wanted), np.array_split(groups, threads))
-                    tables = [table for share in shares for table in share]
+            file = self._opened(self._metadata)
+            tables = [_chosen(file.read_row_group(group, names, use_threads=False), names, wanted) for group in groups]
         except _UNREADABLE as error:
             raise damaged(self.path, _reason(error), self._lost) from None
         return [self._complete(table, columns) for table in tables if table.num_rows]
-
-    def _groups(self, groups: Ints, names: list[str], wanted: Wanted) -> list[pa.Table]:
-        """The wanted rows of some row groups."""
-        file = self._opened(self._metadata)
-        tables = []
-        for group in groups.tolist():
-            table = file.read_row_group(group, columns=names, use_threads=False)
-            series, step = (table[name].to_numpy() if name in names else None for name in ("series", "step"))
-            hits = wanted.rows(series, step)
-            whole = hits is None or len(hits) == table.num_rows
-            tables.append(table if whole else table.take(pa.array(hits)))
-        return tables
 
     def _complete(self, table: pa.Table, columns: list[str]) -> pa.Table:
         if table.column_names == columns:
@@ -162,6 +152,12 @@ class Part:
             for name in columns
         ]
         return pa.table(arrays, names=columns)
+
+
+def _chosen(table: pa.Table, names: list[str], wanted: Wanted) -> pa.Table:
+    series, step = (values(table[name]) if name in names else None for name in ("series", "step"))
+    hits = wanted.rows(series, step)
+    return table if hits is None or len(hits) == table.num_rows else table.take(numbers(hits))
 
 
 def _reason(error: BaseException) -> str:

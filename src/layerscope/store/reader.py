@@ -13,6 +13,7 @@ import pyarrow as pa
 from layerscope.errors import FormatError, SelectError, StoreError
 from layerscope.records import Bytes, Graph, Ids, Ints, ModuleNode
 from layerscope.stats import spec
+from layerscope.store.columns import flags, numbers, valid, values
 from layerscope.store.folder import Status, status_of
 from layerscope.store.format import GRAPH, SCHEMA, Manifest, damaged, read_json, read_manifest
 from layerscope.store.order import in_order, key_columns, places, without_earlier
@@ -59,7 +60,7 @@ class Reader:
         rank, number = key_columns(table, ("rank", "series"))
         repeated = np.zeros(len(rank), np.bool_)  # a writer that had to try again may write a row twice
         repeated[1:] = (rank[1:] == rank[:-1]) & (number[1:] == number[:-1])
-        return table.filter(pa.array(~repeated)) if repeated.any() else table
+        return table.filter(flags(~repeated)) if repeated.any() else table
 
     def moments(
         self,
@@ -87,7 +88,7 @@ class Reader:
         rows = self._catalogue.sources("moments").read([*KEYS, "alias"], wanted)
         rows = self._known(self._ordered("moments", rows, history=history))
         alias = _filled(rows.column("alias"))
-        number = rows.column("series").to_numpy()
+        number = values(rows.column("series"))
         source = np.where(alias >= 0, alias, number)
         sought = wanted if wanted.series is None else wanted.with_series(source)
         bits = later.read([*KEYS, "m", "counts"], sought)
@@ -103,7 +104,7 @@ class Reader:
     def events(self) -> pa.Table:
         """Notes, warnings and drops in the order of time: rank, session, step, level, text, time_s."""
         table = self._whole("events")
-        return table.take(pa.array(np.argsort(table.column("time_s").to_numpy(), kind="stable")))
+        return table.take(numbers(np.argsort(values(table.column("time_s")), kind="stable")))
 
     def graph(self) -> Graph | None:
         """The modules of the watched model, None if none were recorded."""
@@ -141,7 +142,7 @@ class Reader:
         ours = key_columns(table, ("rank", "series"))
         found = _are_among(ours, known)
         self.problems[UNKNOWN_SERIES] = int(np.count_nonzero(~found))
-        return table if found.all() else table.filter(pa.array(found))
+        return table if found.all() else table.filter(flags(found))
 
     def _resolved(self, table: pa.Table, wanted: Wanted) -> pa.Table:
         """The table with the moments of alias rows taken from the rows they stand for."""
@@ -150,24 +151,24 @@ class Reader:
         self.problems[LOST_ALIAS] = 0
         if len(aliases) == 0:
             return table
-        sources = table.filter(pa.array(alias < 0))
+        sources = table.filter(flags(alias < 0))
         if wanted.series is not None:
             sought = wanted.with_series(alias[aliases])
             rows = self._catalogue.sources("moments").read(table.column_names, sought)
-            sources = rows.filter(pa.compute.is_null(rows.column("alias")))
+            sources = rows.filter(flags(_filled(rows.column("alias")) < 0))
         theirs = key_columns(table, KEYS[:3])
         place = places((*(column[aliases] for column in theirs), alias[aliases]), key_columns(sources, KEYS))
         self.problems[LOST_ALIAS] = int(np.count_nonzero(place < 0))
         own = [name for name in table.column_names if name in (*KEYS, "alias", "scale", "merged")]
         taken = [name for name in table.column_names if name not in own]
-        followed = _joined(table.take(pa.array(aliases)).select(own), sources.select(taken), place >= 0, place)
-        plain = table.filter(pa.array(alias < 0))
+        followed = _joined(table.take(numbers(aliases)).select(own), sources.select(taken), place >= 0, place)
+        plain = table.filter(flags(alias < 0))
         return pa.concat_tables([plain, followed.select(table.column_names)])
 
 
 def encoded(bits: pa.Table) -> tuple[Bytes, Ints, Bytes]:
     """Columns m and counts of `Reader.bits` as `stats.derive.decode_bits` takes them: m, offsets, encoded bytes."""
-    m = bits.column("m").to_numpy()
+    m = values(bits.column("m"))
     chunks = [chunk for chunk in bits.column("counts").chunks if len(chunk)]
     offsets, parts, end = [np.zeros(1, np.int64)], [], 0
     for chunk in chunks:
@@ -195,15 +196,15 @@ def _filled(alias: pa.ChunkedArray) -> Ids:
     """The alias column with -1 for none."""
     if alias.null_count == len(alias):
         return np.full(len(alias), -1, np.int32)
-    return np.asarray(alias.fill_null(-1).to_numpy())
+    return np.where(valid(alias), values(alias), np.int32(-1))
 
 
 def _joined(left: pa.Table, right: pa.Table, found: Flags, place: Ints) -> pa.Table:
     """Rows of the left table for which a row of the right was found, with its columns."""
     if not found.all():
-        left, place = left.filter(pa.array(found)), place[found]
+        left, place = left.filter(flags(found)), place[found]
     if not (len(place) == right.num_rows and bool(np.all(place == np.arange(len(place))))):
-        right = right.combine_chunks().take(pa.array(place))
+        right = right.combine_chunks().take(numbers(place))
     for name in right.column_names:
         left = left.append_column(name, right.column(name))
     return left

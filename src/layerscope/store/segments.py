@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from layerscope.records import Ids, Ints
+from layerscope.store.columns import numbers, values
 from layerscope.store.format import SCHEMA, SEGMENT_SCHEMA, SEGMENTS, VERSION, SegmentName, check_version, damaged
 from layerscope.store.wanted import Wanted
 
@@ -156,7 +157,7 @@ class Segment:
 
     def _indexed(self, batch: pa.RecordBatch) -> _Batch:
         step, series = (
-            batch.column(name).to_numpy() if name in batch.schema.names else None for name in ("step", "series")
+            values(batch.column(name)) if name in batch.schema.names else None for name in ("step", "series")
         )
         return _Batch(batch, step, series)
 
@@ -184,7 +185,7 @@ class Segment:
         for name in columns:
             kind = SCHEMA[self._table].field(name).type
             if name in constants:
-                arrays.append(pa.repeat(pa.scalar(constants[name], kind), table.num_rows))
+                arrays.append(numbers(np.full(table.num_rows, constants[name], np.int32)))
             elif name in table.column_names:
                 arrays.append(table.column(name))
             else:
@@ -196,6 +197,6 @@ def _pick(batch: pa.RecordBatch, hits: Ints) -> list[pa.RecordBatch]:
     """The rows at the given ascending places."""
     breaks = np.flatnonzero(np.diff(hits) != 1) + 1
     if len(breaks) >= _FEW_RUNS:
-        return [batch.take(pa.array(hits))]
+        return [batch.take(numbers(hits))]
     starts, ends = np.append(0, breaks), np.append(breaks, len(hits))
     return [batch.slice(hits[a], b - a) for a, b in zip(starts.tolist(), ends.tolist(), strict=True)]

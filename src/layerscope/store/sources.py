@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import pyarrow as pa
 
 from layerscope.errors import FormatError
 from layerscope.store.format import LIVE, PARTS, SCHEMA, SEGMENTS, TABLES, Live, SegmentName, damaged, read_live
-from layerscope.store.parts import Part
+from layerscope.store.parts import Part, Task
 from layerscope.store.segments import Segment
 from layerscope.store.wanted import Wanted
 
@@ -53,12 +54,21 @@ class Sources:
 
     def read(self, columns: list[str], wanted: Wanted) -> pa.Table:
         """The wanted rows, in the order of recording."""
-        found: list[pa.Table] = []
-        for file in self.files:
-            found.extend(file.read(columns, wanted))
+        found = _run([task for part in self.parts for task in part.tasks(columns, wanted)])
+        for segment in self.segments:
+            found.extend(segment.read(columns, wanted))
         if not found:
-            return pa.schema([SCHEMA[self.table].field(name) for name in columns]).empty_table()
+            schema = pa.schema([SCHEMA[self.table].field(name) for name in columns])
+            return pa.Table.from_batches([], schema)
         return pa.concat_tables(found)
+
+
+def _run(tasks: list[Task]) -> list[pa.Table]:
+    """The tables of all tasks in order, read by as many threads as there are cores."""
+    if len(tasks) < 2:
+        return [table for task in tasks for table in task()]
+    with ThreadPoolExecutor(min(len(tasks), os.cpu_count() or 1)) as pool:
+        return [table for tables in pool.map(lambda task: task(), tasks) for table in tables]
 
 
 class Catalogue:

@@ -53,9 +53,10 @@ class FolderSink:
         self._lost = False  # nothing can be written any more
         self._failing_since: float | None = None
         self._complaint: str | None = None
+        self._told: set[str] = set()
         self._closed = False
         self._naming = threading.Lock()
-        self._thread = threading.Thread(target=self._work, name=f"layerscope-writer-{run.path.name}", daemon=True)
+        self._thread = threading.Thread(target=self._work, name=f"layerscope-writer-{run.path.name}")
         self._thread.start()
 
     @property
@@ -94,7 +95,11 @@ class FolderSink:
         if os.getpid() != self._pid or self._lost or not self._thread.is_alive():
             return False
         self._wake.set()
-        return self._backlog.wait_until_written(timeout_s) and not self._lost
+        target, until = self._backlog.arrived, time.monotonic() + timeout_s
+        while not self._backlog.wait_until_gone(target, min(FLUSH_S, until - time.monotonic())):
+            if time.monotonic() >= until or not self._thread.is_alive():
+                return False
+        return not self._lost
 
     def close(self, timeout_s: float = CLOSE_S) -> None:
         """Writes what was taken, marks the end of the session, lets go of the folder and compacts it. Never raises."""
@@ -155,12 +160,12 @@ class FolderSink:
         """Waits for something to write and writes it; whether it was the last time."""
         self._wake.wait(FLUSH_S)
         self._wake.clear()
-        stopping = self._stopping
+        stopping = self._ending()
         pause = _FIRST_PAUSE_S
         while not self._backlog.empty:
             if self._write():
                 pause = _FIRST_PAUSE_S
-            elif stopping or self._stopping:
+            elif self._ending():
                 self._give_up()
                 break
             else:
@@ -170,11 +175,15 @@ class FolderSink:
             self._finish()
         return stopping
 
+    def _ending(self) -> bool:
+        """Whether the recorder was closed, or the program has come to its end without closing it."""
+        return self._stopping or not threading.main_thread().is_alive()
+
     def _rest(self, pause_s: float) -> None:
         """Pauses after a failure; a close ends it."""
         until = time.monotonic() + pause_s
-        while not self._stopping and (left := until - time.monotonic()) > 0:
-            self._wake.wait(left)
+        while not self._ending() and (left := until - time.monotonic()) > 0:
+            self._wake.wait(min(left, FLUSH_S))
             self._wake.clear()
 
     def _write(self) -> bool:
@@ -192,10 +201,13 @@ class FolderSink:
         return True
 
     def _fail(self, error: OSError) -> None:
+        reason = error.strerror or str(error)
         if self._failing_since is None:
             self._failing_since = time.time()
+        if reason not in self._told:  # a disk that fills up again and again is told of once
+            self._told.add(reason)
             self._complaint = (
-                f"{self.run.path} cannot be written: {error.strerror or error}. The training goes on. What is recorded "
+                f"{self.run.path} cannot be written: {reason}. The training goes on. What is recorded "
                 "waits in memory and beyond its bound is dropped, whole tensors first; writing is tried again. "
                 "Make room, or close the recorder."
             )

@@ -1,0 +1,1 @@
+"""What layerscope costs; docs/performance.md has the figures."""

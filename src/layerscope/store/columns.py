@@ -1,0 +1,84 @@
+"""Between numpy and Arrow, on the buffers themselves: `pa.array` and `to_numpy` load pandas where there is one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from layerscope.records import Bytes, Ints
+from layerscope.store.wanted import Flags
+
+Numbers = npt.NDArray[Any]  # of any of the types below
+_TYPES: dict[np.dtype[Any], pa.DataType] = {
+    np.dtype(np.int32): pa.int32(),
+    np.dtype(np.int64): pa.int64(),
+    np.dtype(np.uint8): pa.uint8(),
+    np.dtype(np.float64): pa.float64(),
+}
+_DTYPES: dict[pa.DataType, np.dtype[Any]] = {kind: dtype for dtype, kind in _TYPES.items()}
+
+
+def numbers(values: Numbers, null: Flags | None = None) -> pa.Array:
+    """An Arrow array on the memory of a numpy array, null where the flags say so."""
+    valid = None if null is None else pa.py_buffer(np.packbits(~null, bitorder="little"))
+    return pa.Array.from_buffers(_TYPES[values.dtype], len(values), [valid, pa.py_buffer(np.ascontiguousarray(values))])
+
+
+def flags(values: Flags) -> pa.Array:
+    """An Arrow array of flags."""
+    return pa.Array.from_buffers(pa.bool_(), len(values), [None, pa.py_buffer(np.packbits(values, bitorder="little"))])
+
+
+def texts(values: Sequence[str]) -> pa.Array:
+    """An Arrow array of texts."""
+    encoded = [value.encode("utf-8", "replace") for value in values]
+    offsets = np.array([0, *accumulate(map(len, encoded))], np.int32)
+    return pa.Array.from_buffers(
+        pa.string(), len(values), [None, pa.py_buffer(offsets), pa.py_buffer(b"".join(encoded))]
+    )
+
+
+def lists(values: Sequence[Sequence[int]]) -> pa.Array:
+    """An Arrow array of lists of whole numbers."""
+    offsets = np.array([0, *accumulate(map(len, values))], np.int32)
+    flat = np.array([number for value in values for number in value], np.int64)
+    return pa.ListArray.from_arrays(numbers(offsets), numbers(flat))
+
+
+def binary(offsets: Ints, content: Bytes) -> pa.Array:
+    """An Arrow array whose row i is `content[offsets[i]:offsets[i + 1]]`."""
+    buffers = [None, pa.py_buffer(offsets.astype(np.int32)), pa.py_buffer(np.ascontiguousarray(content))]
+    return pa.Array.from_buffers(pa.binary(), len(offsets) - 1, buffers)
+
+
+def values(column: pa.Array | pa.ChunkedArray) -> Numbers:
+    """A numpy array of a column of numbers, on its own memory if that is in one piece. Nulls are not looked at."""
+    chunks = column.chunks if isinstance(column, pa.ChunkedArray) else [column]
+    dtype = _DTYPES[column.type]
+    pieces = [_piece(chunk, dtype) for chunk in chunks if len(chunk)]
+    if len(pieces) == 1:
+        return pieces[0]
+    return np.concatenate(pieces) if pieces else np.zeros(0, dtype)
+
+
+def valid(column: pa.ChunkedArray) -> Flags:
+    """Which values of a column are not null."""
+    pieces = [np.ones(0, np.bool_), *(_valid_piece(chunk) for chunk in column.chunks)]
+    return np.concatenate(pieces)
+
+
+def _valid_piece(chunk: pa.Array) -> Flags:
+    bits = chunk.buffers()[0]
+    if bits is None:
+        return np.ones(len(chunk), np.bool_)
+    unpacked = np.unpackbits(np.frombuffer(bits, np.uint8), count=chunk.offset + len(chunk), bitorder="little")
+    return unpacked[chunk.offset :].astype(np.bool_)
+
+
+def _piece(chunk: pa.Array, dtype: np.dtype[Any]) -> Numbers:
+    return np.frombuffer(chunk.buffers()[1], dtype, len(chunk), chunk.offset * dtype.itemsize)

@@ -1,0 +1,36 @@
+"""Compacts a folder and kills itself before the n-th thing it would do to the disk. Run as a process by the tests."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from layerscope.store.compact import compact
+
+
+def main(folder: str, fatal: int) -> None:
+    """Ends with SIGKILL, or well if there are fewer things to do."""
+    done = 0
+
+    def deadly(function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any, **options: Any) -> Any:
+            nonlocal done
+            done += 1
+            if done == fatal:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return function(*arguments, **options)
+
+        return call
+
+    os.fsync = deadly(os.fsync)
+    for name in ("rename", "replace", "unlink"):
+        setattr(Path, name, deadly(getattr(Path, name)))
+    compact(folder)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]))

@@ -1,0 +1,106 @@
+"""Runs whose every number follows from series and step, so that any row read back can be checked."""
+
+from __future__ import annotations
+
+import functools
+import os
+import subprocess
+import sys
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from layerscope.records import Floats, Kind, Kpi, Mode, Reading, Series, Summaries
+from layerscope.stats import spec
+from layerscope.store.reader import Reader
+from layerscope.store.writer import FolderSink
+
+ROOT = Path(__file__).parents[2]
+
+
+def series_at(place: int) -> Series:
+    """The series that is put at a place of a step."""
+    return Series(f"layer.{place}", "output.0", Kind.OUTPUT, Mode.TRAIN, Reading.FORWARD, "float32", (place, 3))
+
+
+def moments_at(series: npt.ArrayLike, step: npt.ArrayLike, salt: float = 0.0) -> Floats:
+    """The moments of rows, (rows, moments): different for every series, step and moment."""
+    column = np.arange(len(spec.MOMENTS))[None, :]
+    number, time = (np.asarray(value, np.float64).reshape(-1, 1) for value in (series, step))
+    return np.asarray(number * 1000.0 + time * 7.0 + column + salt)
+
+
+@functools.cache
+def bits_at(series: int, step: int) -> bytes:
+    """The encoded bit-counts of a row."""
+    codes = np.array([-8600, 8600 + series % 50, 8700 + step % 90], np.int32)
+    return spec.encode(spec.BitCounts(3, codes, np.array([step + 1, series + 1, 200])))
+
+
+def summaries(step: int, ids: Sequence[int], *, alias: Sequence[int] | None = None, salt: float = 0.0) -> Summaries:
+    """The summaries of some series at one step."""
+    of = np.full(len(ids), -1, np.int32) if alias is None else np.array(alias, np.int32)
+    encoded = [b"" if of[row] >= 0 else bits_at(number, step) for row, number in enumerate(ids)]
+    return Summaries(
+        step=step,
+        series=np.array(ids, np.int32),
+        moments=moments_at(ids, np.full(len(ids), step), salt),
+        m=np.full(len(ids), 3, np.uint8),
+        offsets=np.cumsum([0, *map(len, encoded)]),
+        bits=np.frombuffer(b"".join(encoded), np.uint8).copy(),
+        alias=of,
+        scale=np.full(len(ids), 2.0),
+        merged=np.ones(len(ids), np.int32),
+    )
+
+
+def put_steps(sink: FolderSink, steps: Sequence[int], width: int = 3, salt: float = 0.0) -> list[int]:
+    """Puts some steps of the first `width` series and a KPI for each; gives the series numbers."""
+    ids = [sink.series_id(series_at(place)) for place in range(width)]
+    for step in steps:
+        sink.put(summaries(step, ids, salt=salt))
+        sink.put(Kpi(step, "loss", 1.0 / (step + 1), 100.0 + step))
+    return ids
+
+
+def keys_of(table: pa.Table) -> list[tuple[int, int, int, int]]:
+    """Rank, session, step and series of every row."""
+    columns = (table.column(name).to_pylist() for name in ("rank", "session", "step", "series"))
+    return list(zip(*columns, strict=True))
+
+
+def check_numbers(reader: Reader) -> list[tuple[int, int, int, int]]:
+    """Reads everything, checks that every row is right and none is there twice; gives the keys of the moments."""
+    moments = reader.moments(history=True)
+    keys = keys_of(moments)
+    assert len(keys) == len(set(keys))
+    found = np.stack([moments.column(name).to_numpy().astype(np.float64) for name in spec.MOMENTS], 1)
+    np.testing.assert_array_equal(found, moments_at(moments["series"].to_numpy(), moments["step"].to_numpy()))
+    bits = reader.bits(history=True)
+    assert len(keys_of(bits)) == len(set(keys_of(bits)))
+    for (_, _, step, series), counts in zip(keys_of(bits), bits["counts"].to_pylist(), strict=True):
+        assert counts == bits_at(series, step)
+    for row in reader.kpis(history=True).to_pylist():
+        assert row["value"] == 1.0 / (row["step"] + 1)
+        assert row["time_s"] == 100.0 + row["step"]
+    for row in reader.series().to_pylist():
+        assert row["site"] == f"layer.{row['shape'][0]}"
+    return keys
+
+
+def start(module: str, *arguments: object, **options: str) -> subprocess.Popen[str]:
+    """A process that runs a module of these tests, its output readable line by line."""
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}", **options}
+    command = [sys.executable, "-m", f"tests.store.{module}", *map(str, arguments)]
+    return subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True)
+
+
+def close_quietly(sink: FolderSink) -> None:
+    """Closes a sink whose troubles were told already."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        sink.close()

@@ -1,0 +1,207 @@
+"""The reader: the right rows in the right order, also of aliases, of several sessions, and while the run is written."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from layerscope.errors import FormatError, SelectError
+from layerscope.records import Kpi
+from layerscope.stats import derive, spec
+from layerscope.store.compact import compact
+from layerscope.store.folder import create
+from layerscope.store.reader import Reader, encoded
+from layerscope.store.writer import FolderSink
+from tests.store.runs import ROOT, bits_at, check_numbers, keys_of, moments_at, put_steps, start, summaries
+
+
+@pytest.fixture(params=["segments", "parts", "both"])
+def run(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """Ten steps of six series, series 2 and 5 aliases of 1 and 4, in the three states a run can be in."""
+    folder = tmp_path / "run"
+    sink = FolderSink(create(folder), compact=False)
+    ids = put_steps(sink, [], width=6)
+    for step in range(10):
+        sink.put(summaries(step, ids, alias=[-1, -1, 1, -1, -1, 4]))
+        sink.put(Kpi(step, "loss", 1.0 / (step + 1), 100.0 + step))
+        sink.put(Kpi(step, "accuracy", step / 10, 100.0 + step))
+        if step % 4 == 0:
+            sink.flush()
+        if step == 5 and request.param == "both":
+            sink.close()
+            compact(folder)
+            sink = FolderSink(create(folder, resume=True), compact=False)
+    sink.close()
+    if request.param == "parts":
+        compact(folder)
+    return folder
+
+
+def expected(series: int, step: int) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
+    source = {2: 1, 5: 4}.get(series, series)
+    return np.asarray(moments_at([source], [step])[0])
+
+
+def rows(table: pa.Table) -> list[tuple[int, int]]:
+    return [(series, step) for _, _, step, series in keys_of(table)]
+
+
+def check_moments(table: pa.Table) -> None:
+    for row in table.to_pylist():
+        found = [row[name] for name in spec.MOMENTS]
+        assert found == expected(row["series"], row["step"]).tolist()
+        assert (row["scale"], row["merged"]) == (2.0, 1)
+
+
+def test_all_moments_come_sorted_with_aliases_resolved(run: Path) -> None:
+    table = Reader(run).moments()
+    assert rows(table) == [(series, step) for series in range(6) for step in range(10)]
+    assert table.column_names == ["rank", "session", "step", "series", "scale", "merged", *spec.MOMENTS]
+    assert table.schema.field("count").type == pa.int64()
+    assert table.column("sum").null_count == 0
+    check_moments(table)
+
+
+@pytest.mark.parametrize("series", [[0], [2], [5, 1], [2, 5], []])
+@pytest.mark.parametrize("steps", [None, (3, 6), np.array([9, 1, 5]), (100, 200)])
+def test_a_choice_of_series_and_steps_gives_those_rows(run: Path, series: list[int], steps: object) -> None:
+    wanted = range(10) if steps is None else range(steps[0], steps[1] + 1) if isinstance(steps, tuple) else [1, 5, 9]
+    pairs = [(number, step) for number in sorted(series) for step in wanted if step < 10]
+    reader = Reader(run)
+    moments = reader.moments(np.array(series, np.int32), steps)  # type: ignore[arg-type]
+    assert rows(moments) == pairs
+    check_moments(moments)
+    bits = reader.bits(np.array(series, np.int32), steps)  # type: ignore[arg-type]
+    assert rows(bits) == pairs
+    assert bits["counts"].to_pylist() == [bits_at({2: 1, 5: 4}.get(number, number), step) for number, step in pairs]
+
+
+def test_chosen_columns_come_in_the_order_asked_for(run: Path) -> None:
+    table = Reader(run).moments(series=[2], columns=["sum2", "finite"])
+    assert table.column_names == ["rank", "session", "step", "series", "sum2", "finite"]
+    assert table["finite"].to_pylist() == [expected(2, step)[spec.COLUMN["finite"]] for step in range(10)]
+
+
+def test_an_unknown_column_is_named(run: Path) -> None:
+    with pytest.raises(SelectError, match=r"no column 'mean'.*sum_abs"):
+        Reader(run).moments(columns=["mean"])
+
+
+def test_encoded_bits_are_what_the_decoder_takes(run: Path) -> None:
+    table = Reader(run).bits([1, 3], (2, 4))
+    m, offsets, content = encoded(table)
+    decoded = derive.decode_bits(m, offsets, content)
+    for place, (series, step) in enumerate(rows(table)):
+        assert decoded.counts[decoded.row == place].tolist() == [step + 1, series + 1, 200]
+
+
+def test_kpis_come_by_name_and_step(run: Path) -> None:
+    table = Reader(run).kpis()
+    assert table["name"].to_pylist() == ["accuracy"] * 10 + ["loss"] * 10
+    assert table["step"].to_pylist() == [*range(10), *range(10)]
+    assert table["value"].to_pylist()[:10] == [step / 10 for step in range(10)]
+
+
+def test_later_sessions_win_and_history_keeps_both(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    for first, salt in ((0, 0.0), (3, 0.5)):
+        sink = FolderSink(create(folder, resume=True), compact=salt == 0.0)
+        put_steps(sink, range(first, first + 5), width=2, salt=salt)
+        sink.close()
+    for _ in range(2):  # with the second session in segments, then all in parts
+        reader = Reader(folder)
+        table = reader.moments(columns=["sum"])
+        assert rows(table) == [(series, step) for series in range(2) for step in range(8)]
+        assert table["session"].to_pylist() == [1, 1, 1, 2, 2, 2, 2, 2] * 2
+        salted = moments_at(table["series"].to_pylist(), table["step"].to_pylist())[:, spec.COLUMN["sum"]]
+        salted += np.where(np.array(table["session"].to_pylist()) == 2, 0.5, 0.0)
+        assert table["sum"].to_pylist() == salted.tolist()
+        assert reader.bits()["session"].to_pylist() == table["session"].to_pylist()
+        assert reader.moments(history=True).num_rows == reader.bits(history=True).num_rows == 20
+        assert reader.kpis()["session"].to_pylist() == [1, 1, 1, 2, 2, 2, 2, 2]
+        assert reader.kpis(history=True).num_rows == 10
+        compact(folder)
+
+
+def test_rows_whose_series_was_lost_are_left_out_and_counted(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    for first in (0, 5):
+        sink = FolderSink(create(folder, resume=True), compact=False)
+        put_steps(sink, range(first, first + 5), width=2 if first == 0 else 4)
+        sink.close()
+    (folder / "segments/series/r0-s2-000001.arrow").unlink()
+    reader = Reader(folder)
+    assert {key[3] for key in check_numbers(reader)} == {0, 1}
+    assert reader.problems["rows of unknown series"] == 10
+
+
+def test_alias_rows_without_their_source_are_left_out_and_counted(tmp_path: Path) -> None:
+    sink = FolderSink(create(tmp_path / "run"))
+    ids = put_steps(sink, [], width=3)
+    sink.put(summaries(1, ids[1:], alias=[-1, 0]))
+    sink.close()
+    reader = Reader(tmp_path / "run")
+    assert rows(reader.moments()) == [(1, 1)]
+    assert reader.problems["rows whose alias is lost"] == 1
+    assert rows(reader.bits([2])) == []
+
+
+def test_a_reader_follows_a_writer_in_another_process(tmp_path: Path) -> None:
+    with start("writing", tmp_path / "run", 1, 50_000, 120) as writer:
+        assert writer.stdout is not None
+        safe = int(writer.stdout.readline())
+        reader = Reader(tmp_path / "run")
+        assert reader.status() == "running"
+        seen, revisions = 0, set()
+        for line in writer.stdout:
+            revisions.add(reader.revision())
+            latest = max(reader.moments(series=[0], columns=["count"])["step"].to_pylist())
+            assert latest >= max(safe, seen)
+            seen, safe = latest, int(line)
+    assert len(revisions) > 5
+    assert reader.status() == "finished"
+    assert {key[2] for key in check_numbers(reader)} == set(range(1, 121))
+
+
+def test_the_revision_stays_while_nothing_happens(run: Path) -> None:
+    reader = Reader(run)
+    assert reader.revision() == reader.revision()
+
+
+def test_two_ranks_share_a_run_without_mixing_their_series(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    first = FolderSink(create(folder), compact=False)
+    second = FolderSink(create(folder, resume=True, rank=1))
+    put_steps(first, range(3), width=2)
+    put_steps(second, range(3), width=4)
+    first.close()
+    assert Reader(folder).status() == "running"
+    second.close()
+    reader = Reader(folder)
+    assert reader.status() == "finished"
+    widths = {0: 2, 1: 4}
+    expected = {
+        (rank, 1, step, number) for rank, width in widths.items() for step in range(3) for number in range(width)
+    }
+    assert set(check_numbers(reader)) == expected
+
+
+def test_reading_and_recording_load_no_pandas() -> None:
+    code = (
+        "import sys, tempfile; from tests.store.test_reader import *\n"
+        "sink = FolderSink(create(tempfile.mkdtemp())); put_steps(sink, range(3)); sink.close()\n"
+        "reader = Reader(sink.run.path); reader.moments(); reader.bits([1]); reader.kpis(); reader.series()\n"
+        "sys.exit('pandas' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
+
+
+def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
+    for path in (tmp_path, tmp_path / "missing"):
+        with pytest.raises(FormatError, match=r"is not a run: it has no run.json. Give the folder"):
+            Reader(path)

@@ -1,0 +1,250 @@
+"""The writer: what it takes, what it drops, what it says, what it leaves behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from layerscope.errors import LayerscopeWarning
+from layerscope.records import Event, Graph, Kpi, ModuleNode, Value
+from layerscope.store import segments
+from layerscope.store.backlog import DROPPED_FIRST, Backlog, size_of
+from layerscope.store.folder import create
+from layerscope.store.format import TABLES
+from layerscope.store.reader import Reader
+from layerscope.store.writer import FolderSink
+from tests.store.runs import check_numbers, close_quietly, put_steps, series_at, start, summaries
+
+
+def value(step: int, kib: int = 1) -> Value:
+    return Value(step, 0, np.zeros(kib * 128))
+
+
+def test_what_was_put_is_read_back_after_a_flush(tmp_path: Path) -> None:
+    sink = FolderSink(create(tmp_path / "run"))
+    put_steps(sink, range(5))
+    sink.put(Event(3, "note", "a note <b>", 4.0))
+    sink.put(
+        Graph(
+            (ModuleNode("", "Net", 12, "detail"), ModuleNode("a", "Linear", 3, "")),
+        )
+    )
+    assert sink.flush()
+    reader = Reader(tmp_path / "run")
+    assert len(check_numbers(reader)) == 15
+    assert reader.events().to_pylist() == [
+        {"rank": 0, "session": 1, "step": 3, "level": "note", "text": "a note <b>", "time_s": 4.0}
+    ]
+    assert reader.graph() == Graph((ModuleNode("", "Net", 12, "detail"), ModuleNode("a", "Linear", 3, "")))
+    sink.close()
+
+
+def test_closing_leaves_no_thread_no_lock_and_a_compacted_finished_run(tmp_path: Path) -> None:
+    before = set(threading.enumerate())
+    sink = FolderSink(create(tmp_path / "run"))
+    put_steps(sink, range(5))
+    sink.close()
+    sink.close()
+    assert set(threading.enumerate()) == before
+    reader = Reader(tmp_path / "run")
+    assert reader.status() == "finished"
+    assert len(check_numbers(reader)) == 15
+    assert not list((tmp_path / "run" / "segments").rglob("*.arrow"))
+
+
+def test_a_closed_sink_takes_nothing_and_does_not_complain(tmp_path: Path) -> None:
+    sink = FolderSink(create(tmp_path / "run"))
+    sink.close()
+    sink.put(Kpi(1, "loss", 1.0, 1.0))
+    assert Reader(tmp_path / "run").kpis().num_rows == 0
+
+
+def test_segments_roll_by_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(segments, "ROLL_BYTES", 1)
+    sink = FolderSink(create(tmp_path / "run"), compact=False)
+    for step in range(4):
+        put_steps(sink, [step])
+        assert sink.flush()
+    assert len(list((tmp_path / "run/segments/moments").iterdir())) == 4
+    assert len(list((tmp_path / "run/segments/series").iterdir())) == 1
+    sink.close()
+    assert len(check_numbers(Reader(tmp_path / "run"))) == 12
+
+
+def test_segments_roll_by_age(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(segments, "ROLL_S", 0.0)
+    sink = FolderSink(create(tmp_path / "run"), compact=False)
+    for step in range(3):
+        put_steps(sink, [step])
+        assert sink.flush()
+    sink.close()
+    assert len(list((tmp_path / "run/segments/kpis").iterdir())) == 3
+
+
+def steps_waiting(backlog: Backlog) -> dict[str, list[int]]:
+    """The steps that wait in each queue that may be dropped."""
+    load = backlog.take(10**9)
+    waiting = {queue: [getattr(item, "step", -1) for item in load.items[queue]] for queue in DROPPED_FIRST}
+    backlog.give_back(load)
+    return waiting
+
+
+def test_the_backlog_drops_values_then_bits_then_moments_and_never_kpis() -> None:
+    step, kpi = summaries(0, range(50)), Kpi(0, "loss", 1.0, 0.0)
+    moments, bits = size_of("moments", step), size_of("bits", step)
+    backlog = Backlog(size_of("kpis", kpi) + 3 * moments + 2 * bits - 1)
+    backlog.add(("kpis",), kpi)
+    backlog.add(("values",), Value(0, 0, np.zeros(moments // 8)))
+    backlog.add(("moments", "bits"), summaries(1, range(50)))
+    assert steps_waiting(backlog) == {"values": [0], "bits": [1], "moments": [1]}
+    backlog.add(("moments", "bits"), summaries(2, range(50)))
+    assert steps_waiting(backlog) == {"values": [], "bits": [1, 2], "moments": [1, 2]}
+    backlog.add(("moments", "bits"), summaries(3, range(50)))
+    assert steps_waiting(backlog) == {"values": [], "bits": [3], "moments": [1, 2, 3]}
+    backlog.add(("moments", "bits"), summaries(4, range(50)))
+    assert steps_waiting(backlog) == {"values": [], "bits": [], "moments": [2, 3, 4]}
+    assert len(backlog.take(0).items["kpis"]) == 1
+    assert backlog.dropped == {"values": 1, "bits": 200, "moments": 50}
+
+
+def test_the_oldest_of_a_table_is_dropped_first() -> None:
+    backlog = Backlog(3000)
+    for step in range(5):
+        backlog.add(("values",), value(step))
+    kept = backlog.take(10**9)
+    assert [item.step for item in kept.items["values"] if isinstance(item, Value)] == [3, 4]
+    assert (kept.dropped["values"].first_step, kept.dropped["values"].last_step) == (0, 2)
+
+
+def test_kpis_and_events_are_kept_however_full_the_queue_is(tmp_path: Path) -> None:
+    sink = FolderSink(create(tmp_path / "run"), queue_bytes=1)
+    put_steps(sink, range(20))
+    sink.put(Event(1, "note", "kept", 1.0))
+    sink.put(value(3))
+    sink.close()
+    reader = Reader(tmp_path / "run")
+    assert reader.kpis().num_rows == 20
+    assert reader.moments().num_rows == 0
+    assert sink.dropped == {"values": 1, "bits": 60, "moments": 60}
+    events = reader.events().to_pylist()
+    assert "kept" in [event["text"] for event in events]
+    told = " ".join(event["text"] for event in events if event["level"] == "drop")
+    assert "rows of moments (steps 0 to" in told
+    mark = json.loads((tmp_path / "run/sessions/r0-s1.json").read_bytes())
+    assert mark["drops"] == sink.dropped
+
+
+def test_values_come_back_as_they_were_with_the_series_beside_them(tmp_path: Path) -> None:
+    sink = FolderSink(create(tmp_path / "run"))
+    arrays = [np.arange(6, dtype=np.float16).reshape(2, 3), np.array([[True], [False]]), np.zeros((0, 4), np.int8)]
+    for place, array in enumerate(arrays):
+        sink.put(Value(7, sink.series_id(series_at(place)), array))
+    sink.put(Value(7, 0, np.ones(2)))  # a second one of the same series and step
+    sink.put(Value(8, 0, np.zeros(2, np.complex128)))  # safetensors has no such type
+    sink.close()
+    reader = Reader(tmp_path / "run")
+    assert reader.value_steps().tolist() == [7]
+    kept = reader.values(7)
+    assert [one.series for one in kept] == [0, 1, 2, 0]
+    for one, array in zip(kept, [*arrays, np.ones(2)], strict=True):
+        assert one.array.dtype == array.dtype
+        np.testing.assert_array_equal(one.array, array)
+    assert "complex128" in reader.events()["text"][0].as_py()
+
+
+def test_a_forked_child_writes_nothing_and_closes_nothing(tmp_path: Path) -> None:
+    sink = FolderSink(create(tmp_path / "run"))
+    put_steps(sink, range(2))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # newer Pythons warn of forks beside threads
+        child = os.fork()
+    if child == 0:
+        put_steps(sink, range(100, 200))
+        sink.close()
+        os._exit(0 if not sink.flush() else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert Reader(tmp_path / "run").status() == "running"
+    put_steps(sink, [2])
+    sink.close()
+    assert {key[2] for key in check_numbers(Reader(tmp_path / "run"))} == {0, 1, 2}
+
+
+def test_a_worker_that_outlives_a_killed_training_does_not_keep_the_run_locked(tmp_path: Path) -> None:
+    with start("forking", tmp_path / "run") as training:
+        assert training.stdout is not None
+        assert training.stdout.readline() == "forked\n"
+        assert Reader(tmp_path / "run").status() == "running"
+        training.kill()
+        training.wait()
+        assert Reader(tmp_path / "run").status() == "stopped"
+        create(tmp_path / "run", resume=True).lock.release()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+@pytest.mark.parametrize("failure", [RuntimeError("a fault of ours"), SystemExit()])
+def test_a_dead_writer_thread_is_told_once_by_the_next_put(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failure: BaseException
+) -> None:
+    sink = FolderSink(create(tmp_path / "run"))
+
+    def die(*_: Any) -> None:
+        raise failure
+
+    monkeypatch.setattr(sink._output, "write", die)
+    sink.put(Kpi(1, "loss", 1.0, 1.0))
+    sink.flush()
+    sink._thread.join()
+    with pytest.warns(LayerscopeWarning, match=r"The thread that writes .*run.* Nothing more is recorded") as told:
+        for step in range(10):
+            put_steps(sink, [step])
+    assert len(told) == 1
+    assert told[0].filename.endswith("runs.py")  # where the training called put
+    assert not sink.flush()
+    sink.close()
+    assert Reader(tmp_path / "run").status() == "stopped"
+
+
+def test_every_series_row_is_written_before_the_rows_that_use_it(tmp_path: Path) -> None:
+    sink = FolderSink(create(tmp_path / "run"))
+    reader = Reader(tmp_path / "run")
+    for step in range(40):
+        put_steps(sink, [step], width=step + 1)
+        if step % 4 == 0:
+            assert sink.flush()
+        reader.moments()
+        assert set(reader.problems.values()) == {0}
+    sink.close()
+
+
+def test_close_waits_for_what_is_queued(tmp_path: Path) -> None:
+    sink = FolderSink(create(tmp_path / "run"), compact=False)
+    put_steps(sink, range(300), width=30)
+    close_quietly(sink)
+    assert len(check_numbers(Reader(tmp_path / "run"))) == 9000
+    assert {path.parent.name for path in (tmp_path / "run/segments").rglob("*.arrow")} < set(TABLES)
+
+
+def test_a_program_that_ends_without_closing_leaves_everything_it_recorded(tmp_path: Path) -> None:
+    script = f"""
+import time
+from layerscope.records import Kpi
+from layerscope.store.folder import create
+from layerscope.store.writer import FolderSink
+sink = FolderSink(create({str(tmp_path / "run")!r}))
+for step in range(1000):
+    sink.put(Kpi(step, "loss", 0.5, time.time()))
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    reader = Reader(tmp_path / "run")
+    assert reader.kpis().num_rows == 1000
+    assert reader.status() == "stopped"
