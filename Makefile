@@ -39,7 +39,7 @@ full: $(VENV)/.dev web/node_modules/.installed chromium
 	LAYERSCOPE_FULL=1 $(BIN)/pytest -n $(WORKERS)
 
 bench: $(VENV)/.dev
-	$(BIN)/python benchmarks/all.py
+	$(BIN)/python -m benchmarks.all
 
 screenshots: $(VENV)/.dev chromium
 	LAYERSCOPE_SCREENSHOTS=1 $(BIN)/pytest -q -m browser

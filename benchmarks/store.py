@@ -14,7 +14,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -54,7 +54,13 @@ def main() -> None:
         figures += reading(Path(folder) / "read", recipe, made, chosen.repeat)
     show(figures)
     if chosen.json:
-        chosen.json.write_text(json.dumps([asdict(figure) for figure in figures], indent=1))
+        chosen.json.write_text(json.dumps([row(figure) for figure in figures], indent=1))
+
+
+def row(figure: Figure) -> dict[str, str]:
+    """The figure as a row of the documentation's table."""
+    limit = "" if figure.at_most is None else f"{figure.at_most:g} {figure.unit}"
+    return {"what": figure.what, "measured": f"{figure.value:.3g} {figure.unit}", "limit": limit}
 
 
 def show(figures: list[Figure]) -> None:
@@ -86,6 +92,7 @@ def writing(folder: Path, recipe: Recipe, made: list[Summaries]) -> list[Figure]
         Figure("writer: hand-over per step, median", statistics.median(handed), "ms", 0.3),
         Figure("writer: hand-over per step, longest", max(handed), "ms", 5),
         Figure("writer: CPU of its thread per step", cpu_ms, "ms", 3),
+        Figure("the machine: CPU of appending as many bytes to a file", append_ms(folder, before // len(made)), "ms"),
         Figure("writer: bytes per summary while training", before / rows, "bytes"),
         Figure("writer: bytes per summary compacted", size_of(folder) / rows, "bytes", 500),
         Figure("writer: bytes per summary compacted, moments", size_of(folder / "tables/moments") / rows, "bytes"),
@@ -93,6 +100,18 @@ def writing(folder: Path, recipe: Recipe, made: list[Summaries]) -> list[Figure]
         Figure("compaction: CPU per 1,000 summaries", (time.process_time() - started_cpu) * 1e6 / rows, "ms"),
         Figure("writer: rows dropped", float(sum(sink.dropped.values())), "rows", 0),
     ]
+
+
+def append_ms(folder: Path, size: int) -> float:
+    """The least a step can cost: its bytes in one plain append."""
+    content, spent = bytes(size), []
+    with (folder / "plain").open("ab", buffering=0) as file:
+        for _ in range(50):
+            started = time.thread_time()
+            file.write(content)
+            spent.append((time.thread_time() - started) * 1e3)
+    (folder / "plain").unlink()
+    return statistics.median(spent)
 
 
 def size_of(folder: Path) -> int:

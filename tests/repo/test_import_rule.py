@@ -8,11 +8,12 @@ from pathlib import Path
 
 from tests.repo.source import PACKAGE, modules
 
-BASE = {"errors", "records"}
+BASE = {"errors", "records", "operations"}
 MAY_IMPORT = {
     "version": set[str](),
     "errors": set[str](),
     "records": {"errors"},
+    "operations": set[str](),
     "select": {"errors"},
     "stats": BASE,
     "store": {*BASE, "stats.spec", "stats.derive", "version"},
@@ -23,6 +24,7 @@ MAY_IMPORT = {
     "server": {*BASE, "store", "query", "diagnose", "viz", "version"},
     "cli": {*BASE, "api", "query", "store", "viz", "server", "version", "select"},
     "api": {*BASE, "capture", "store", "query", "server", "select"},
+    "traced": {*BASE, "query", "store", "viz"},
     "__init__": {"api", "capture", "errors", "query", "version"},
 }
 FRAMEWORKS = {"torch", "jax", "flax"}

@@ -1,0 +1,51 @@
+"""Every benchmark in turn, as the tables of docs/performance.md. Run it on a machine with nothing else to do."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import torch
+
+ROOT = Path(__file__).parents[1]
+PAGE = ROOT / "docs" / "performance.md"
+TABLES = {
+    "kernel": "Summaries of tensors",
+    "store": "Writing and reading runs",
+    "imports": "Importing",
+}
+
+
+def rows(benchmark: str) -> list[dict[str, str]]:
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "rows.json"
+        command = [sys.executable, "-m", f"benchmarks.{benchmark}", "--json", str(file)]
+        subprocess.run(command, cwd=ROOT, check=True)
+        found: list[dict[str, str]] = json.loads(file.read_text())
+        return found
+
+
+def table(title: str, found: list[dict[str, str]]) -> str:
+    lines = [f"### {title}", "", "| what | measured | goal |", "|---|---|---|"]
+    lines += [f"| {row['what']} | {row['measured']} | {row.get('limit', '')} |" for row in found]
+    return "\n".join(lines)
+
+
+def machine() -> str:
+    cores = os.cpu_count()
+    return f"Python {platform.python_version()}, torch {torch.__version__}, {platform.machine()}, {cores} cores."
+
+
+def main() -> None:
+    head, mark, _ = PAGE.read_text().partition("<!-- measured -->")
+    parts = [table(title, rows(name)) for name, title in TABLES.items()]
+    PAGE.write_text(f"{head}{mark}\n\n{machine()}\n\n" + "\n\n".join(parts) + "\n")
+
+
+if __name__ == "__main__":
+    main()
