@@ -34,7 +34,7 @@ def train(folder: str, steps: int, pause_s: float) -> None:
         for _ in range(steps):
             x = torch.randn(64, 8)
             loss = nn.functional.mse_loss(model(x), x.sin().sum(1, keepdim=True))
-            loss.backward()  # type: ignore[no-untyped-call]  # torch does not type it
+            loss.backward()
             optimizer.step()
             optimizer.zero_grad()
             run.step(loss=loss)

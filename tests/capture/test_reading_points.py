@@ -159,7 +159,8 @@ def test_a_tensor_changed_in_place_is_summarised_again() -> None:
             self.first = nn.Identity()
 
         def forward(self, x: Tensor) -> Tensor:
-            return self.first(x * 1.0).mul_(3.0)
+            result: Tensor = self.first(x * 1.0).mul_(3.0)
+            return result
 
     model = InPlace()
     sink, run = watching(model)

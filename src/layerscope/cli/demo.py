@@ -84,7 +84,7 @@ def train(to: Path, steps: int) -> None:
                 x = x * 1000
             logits = model(x)
             loss = nn.functional.cross_entropy(logits, y)
-            loss.backward()  # type: ignore[no-untyped-call]  # torch's own
+            loss.backward()
             optimizer.step()
             optimizer.zero_grad()
             run.step(loss=loss, accuracy=(logits.argmax(1) == y).float().mean())
