@@ -1,0 +1,143 @@
+"""A pass, and one operation of it, as text for the terminal."""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from collections.abc import Collection, Sequence
+
+from layerscope.operations import Operation, PassRecord, Role
+from layerscope.query.layers import Naming
+
+
+def size(count: float) -> str:
+    """A number of bytes for people.
+
+    >>> [size(n) for n in (12, 259584, 61_100_840 * 4)]
+    ['12 B', '253.5 KB', '233.1 MB']
+    """
+    for unit in ("B", "KB", "MB", "GB"):
+        if count < 1024 or unit == "GB":
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    raise AssertionError("the last unit takes everything")
+
+
+def overview_text(record: PassRecord, naming: Naming, saved: Collection[int]) -> str:
+    """The pass in one screen: structure, sizes, time, the tree of modules, the operations."""
+    operations = record.operations
+    computed = sum(op.size_bytes for op in operations)
+    kept = sum(operations[index].size_bytes for index in saved)
+    elements = sum(math.prod(parameter.shape) for parameter in record.parameters)
+    users = sum(bool(op.parameters) for op in operations)
+    lines = [
+        f"Trace of {record.model}{' (ended by an error)' if record.failure else ''}:",
+        f"\tModel structure: {structure(record, naming)}; {max(len(record.modules) - 1, 0)} modules in total.",
+        f"\t{len(operations)} tensors ({size(computed)}) computed; {len(saved)} tensors ({size(kept)}) saved.",
+        f"\t{users} operations use {len(record.parameters)} parameters "
+        f"({elements:,} elements; {size(sum(p.size_bytes for p in record.parameters))}).",
+        f"\tRandom seed: {'not set' if record.seed is None else record.seed}",
+        f"\tTime elapsed: {record.elapsed_s:.3f}s",
+    ]
+    if record.failure:
+        lines.append(f"\tFailure: {record.failure}")
+    if record.stale:
+        lines.append(f"\tNot proven current: {', '.join(naming.label(index) for index in sorted(record.stale))}")
+    lines += ["\tModule hierarchy:", *(f"\t\t{line}" for line in hierarchy(record))]
+    lines += ["\tOperations:", *(f"\t\t{op.index}: {naming.label(op.index)}" for op in operations)]
+    return "\n".join(lines)
+
+
+def structure(record: PassRecord, naming: Naming) -> str:
+    """The shape of the graph in a phrase."""
+    loops = sum(len(members) > 1 for members in naming.members)
+    children = [0] * len(record.operations)
+    for op in record.operations:
+        for parent in {p.operation for p in op.parents}:
+            children[parent] += 1
+    branches = sum(count > 1 for count in children)
+    flow = f"recurrent, {loops} layers with several passes" if loops else "purely feedforward"
+    return f"{flow}, {f'{branches} branchings' if branches else 'without branching'}"
+
+
+def hierarchy(record: PassRecord) -> list[str]:
+    """The tree of modules: each with its children in one paragraph, those with children of their own below."""
+    children: dict[str, list[str]] = {}
+    for path, _ in record.modules:
+        if path:
+            children.setdefault(path.rpartition(".")[0], []).append(path)
+    return _branch("", children)
+
+
+def _branch(path: str, children: dict[str, list[str]]) -> list[str]:
+    lines: list[str] = []
+    leaves: list[str] = []
+    for child in children.get(path, []):
+        if child in children:
+            lines += _wrapped(leaves)
+            leaves = []
+            lines += [f"{child}:", *(f"    {line}" for line in _branch(child, children))]
+        else:
+            leaves.append(child)
+    return lines + _wrapped(leaves)
+
+
+def _wrapped(names: Sequence[str]) -> list[str]:
+    return textwrap.wrap(", ".join(names), width=100, break_long_words=False, break_on_hyphens=False) if names else []
+
+
+def operation_text(record: PassRecord, naming: Naming, index: int, sample: str | None, keys: Sequence[str]) -> str:
+    """Everything about one operation."""
+    op = record.operations[index]
+    layer = naming.layer[index]
+    passes = len(naming.members[layer])
+    number = f" (pass {naming.number[index]}/{passes})" if passes > 1 else ""
+    shape = f"shape={op.shape}, dtype={op.dtype}, device={op.device}, size={size(op.size_bytes)}"
+    lines = [
+        f"Operation {naming.labels[layer]}{number}, {index + 1}/{len(record.operations)}:",
+        f"\tOutput tensor: {shape}",
+    ]
+    lines += [f"\t\t{line}" for line in (sample or "(value not kept)").splitlines()]
+    if op.parameters:
+        lines.append(f"\tParameters: {parameters_text(record, op)}")
+    lines += _relations(record, naming, op)
+    lines.append(f"\tFunction: {op.function}{f' (grad_fn={op.grad_fn})' if op.grad_fn else ''}")
+    if op.arguments:
+        lines.append(f"\tArguments: {', '.join(f'{name}={text}' for name, text in op.arguments.items())}")
+    lines += _place(record, op)
+    lines.append(f"\tLookup keys: {', '.join(keys)}")
+    return "\n".join(lines)
+
+
+def parameters_text(record: PassRecord, op: Operation) -> str:
+    """The parameters an operation used."""
+    used = [parameter for parameter in record.parameters if parameter.name in op.parameters]
+    named = ", ".join(f"{parameter.name} {parameter.shape}" for parameter in used)
+    elements = sum(math.prod(parameter.shape) for parameter in used)
+    return f"{named}; {elements:,} elements ({size(sum(parameter.size_bytes for parameter in used))})"
+
+
+def _relations(record: PassRecord, naming: Naming, op: Operation) -> list[str]:
+    parents = [naming.label(p.operation) for p in op.parents]
+    children = [
+        naming.label(other.index) for other in record.operations if any(p.operation == op.index for p in other.parents)
+    ]
+    return [f"\tParents: {', '.join(parents) or 'none'}", f"\tChildren: {', '.join(children) or 'none'}"]
+
+
+def _place(record: PassRecord, op: Operation) -> list[str]:
+    call = record.calls[op.call]
+    outputs = [c.path for c in record.calls if op.index in c.outputs and c.path]
+    lines = [
+        f"\tComputed inside module: {call.path or '(model)'}" if call.number else "\tComputed outside of any module"
+    ]
+    lines.append(f"\tTime elapsed: {op.elapsed_s:.3E}s")
+    if op.flops:
+        lines.append(f"\tFLOPs: {op.flops:,}")
+    if op.frames:
+        lines.append(f"\tCalled at: {op.frames[0].file}:{op.frames[0].line} in {op.frames[0].function}")
+    if outputs:
+        lines += [f"\tOutput of modules: {', '.join(outputs)}", f"\tOutput of bottom-level module: {outputs[0]}"]
+    if op.role is not Role.OPERATION:
+        lines.append(f"\tRole: {op.role.value}")
+    return lines
