@@ -19,18 +19,22 @@ def listed(patterns: Patterns) -> tuple[str, ...]:
     return (patterns,) if isinstance(patterns, str) else tuple(patterns)
 
 
+def selected(patterns: Iterable[str], names: Sequence[str]) -> set[str]:
+    """Names that match any of the glob patterns; of a pattern that is itself a name, that name alone."""
+    known = set(names)
+    return {hit for p in patterns for hit in ([p] if p in known else [n for n in names if fnmatchcase(n, p)])}
+
+
 def matching(patterns: Patterns, names: Sequence[str], what: str) -> list[str]:
     """Names that match any of the glob patterns, in their own order; every pattern must match something.
 
     >>> matching("layers.*.mlp", ["layers.0.mlp", "layers.0.attn", "head"], "site")
     ['layers.0.mlp']
     """
-    chosen: set[str] = set()
     for pattern in listed(patterns):
-        hits = [name for name in names if name == pattern] or [n for n in names if fnmatchcase(n, pattern)]
-        if not hits and pattern != "*":
+        if pattern != "*" and not selected([pattern], names):
             raise SelectError(unmatched(pattern, names, what))
-        chosen.update(hits)
+    chosen = selected(listed(patterns), names)
     return [name for name in names if name in chosen]
 
 

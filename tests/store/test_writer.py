@@ -248,3 +248,15 @@ for step in range(1000):
     reader = Reader(tmp_path / "run")
     assert reader.kpis().num_rows == 1000
     assert reader.status() == "stopped"
+
+
+def test_drops_before_and_after_a_failed_write_are_counted_together() -> None:
+    backlog = Backlog(0)
+    backlog.add(("bits",), summaries(1, [0]))
+    load = backlog.take(1 << 20)
+    assert load.dropped["bits"].rows
+    backlog.add(("bits",), summaries(2, [0]))
+    backlog.give_back(load)
+    again = backlog.take(1 << 20).dropped["bits"]
+    assert (again.first_step, again.last_step) == (1, 2)
+    assert again.rows == backlog.dropped["bits"]

@@ -14,21 +14,32 @@ from layerscope.stats import spec
 Column = Callable[[str], Floats]
 
 
+#: What rounding may have left in a sum of magnitudes, as a share of it. Central moments are differences of raw sums:
+#: where that error is not a tenth of the difference at most, there is no telling, and the statistic is NaN.
+ROUNDING = 1e-15
+
+
+def _told(moment: Floats, error: Floats) -> Floats:
+    return np.where(error <= 0.1 * np.abs(moment), moment, np.nan)
+
+
 def _variance(column: Column) -> Floats:
-    mean = column("sum") / column("finite")
-    return np.maximum(column("sum2") / column("finite") - mean**2, 0.0)
+    mean, square = column("sum") / column("finite"), column("sum2") / column("finite")
+    return np.where(column("min") == column("max"), 0.0, _told(square - mean**2, ROUNDING * square))
 
 
 def _skew(column: Column) -> Floats:
     n, mean = column("finite"), column("sum") / column("finite")
     third = column("sum3") / n - 3 * mean * column("sum2") / n + 2 * mean**3
-    return third / _variance(column) ** 1.5
+    scale = _told(_variance(column) ** 1.5, 6 * ROUNDING * (column("sum4") / n) ** 0.75)
+    return np.where(scale > 0, third / scale, np.nan)
 
 
 def _kurtosis(column: Column) -> Floats:
     n, mean = column("finite"), column("sum") / column("finite")
     fourth = column("sum4") / n - 4 * mean * column("sum3") / n + 6 * mean**2 * column("sum2") / n - 3 * mean**4
-    return fourth / _variance(column) ** 2
+    scale = _told(_variance(column) ** 2, 14 * ROUNDING * column("sum4") / n)
+    return np.where(scale > 0, fourth / scale, np.nan)
 
 
 _DERIVED: dict[str, Callable[[Column], Floats]] = {
@@ -36,7 +47,7 @@ _DERIVED: dict[str, Callable[[Column], Floats]] = {
     "mean_abs": lambda c: c("sum_abs") / c("finite"),
     "std": lambda c: np.sqrt(_variance(c)),
     "rms": lambda c: np.sqrt(c("sum2") / c("finite")),
-    "norm": lambda c: np.sqrt(c("sum2")),
+    "norm": lambda c: np.where((c("finite") == 0) & (c("count") > 0), np.nan, np.sqrt(c("sum2"))),
     "skew": _skew,
     "kurtosis": _kurtosis,  # 3 for a normal distribution
     "zero_share": lambda c: c("zeros") / c("count"),
@@ -49,8 +60,8 @@ STATS = ("count", *_DERIVED, "min", "max", "abs_min", "abs_max", "zeros", "subno
 def statistic(name: str, column: Column) -> Floats:
     """One statistic of many summaries; `column` gives their moments by name. NaN where it is undefined.
 
-    Of the finite elements, as a whole population: `std` divides by n. Central moments come from
-    raw sums in float64: of a distribution as narrow as 1e-7 of its mean, `std` keeps about two digits.
+    Of the finite elements, as a whole population: `std` divides by n. Central moments are differences of raw sums
+    in float64; of a distribution too narrow for them (`std` below about 1e-7 of the mean) they are NaN.
     """
     if name not in STATS:
         raise SelectError(f"No statistic is called {name!r}. There are: {', '.join(STATS)}.")

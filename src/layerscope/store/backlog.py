@@ -42,9 +42,14 @@ class Drops:
 
     def add(self, rows: int, step: int) -> None:
         """Counts dropped rows of one step."""
-        self.first_step = min(self.first_step, step) if self.rows else step
-        self.last_step = max(self.last_step, step) if self.rows else step
-        self.rows += rows
+        self.merge(Drops(rows, step, step))
+
+    def merge(self, other: Drops) -> None:
+        """Counts what was dropped elsewhere too."""
+        if other.rows:
+            self.first_step = min(self.first_step, other.first_step) if self.rows else other.first_step
+            self.last_step = max(self.last_step, other.last_step) if self.rows else other.last_step
+            self.rows += other.rows
 
 
 @dataclass(slots=True)
@@ -125,7 +130,7 @@ class Backlog:
             for queue, items in load.items.items():
                 self._queues[queue].extendleft(reversed(items))
             for queue, drops in load.dropped.items():
-                self._unreported[queue] = drops
+                self._unreported.setdefault(queue, Drops()).merge(drops)
             if self._bytes > self._bound:
                 self._drop()
 

@@ -82,6 +82,17 @@ def create(
         ) from None
 
 
+def run_at(path: str | os.PathLike[str]) -> Path:
+    """The run in a folder, made now if there is none: for what is written once, beside any recorder."""
+    if (Path(path) / RUN).exists():
+        read_manifest(Path(path))
+        return Path(path)
+    run = create(path)
+    run.mark(closed_s=time.time(), drops={})
+    run.lock.release()
+    return run.path
+
+
 def _holds_anything(folder: Path) -> bool:
     try:
         return next(folder.iterdir(), None) is not None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -41,8 +42,7 @@ class Output:
         self._values = ValuesWriter(run.path, run.rank, run.session)
         self._series: dict[int, Series] = {number: series for series, number in run.series.items()}
         self._latest_step = 0  # where the writer's own events belong
-        made = (run.path / RUN).stat()
-        self._identity = (made.st_dev, made.st_ino)
+        self._identity = _identity(run.path)
 
     def write(self, load: Load, done: Callable[[str, list[Item]], None]) -> None:
         """Writes a load queue by queue, telling which are done. After an error the rest is still in the load."""
@@ -59,10 +59,10 @@ class Output:
     def _check_folder(self) -> None:
         """Refuses a folder that is not the one opened: files still open would take rows that nobody can see."""
         try:
-            found = (self._run.path / RUN).stat()
+            found = _identity(self._run.path)
         except FileNotFoundError:
             raise FolderGoneError(f"{self._run.path} was deleted or moved") from None
-        if (found.st_dev, found.st_ino) != self._identity:
+        if found != self._identity:
             raise FolderGoneError(f"{self._run.path} was deleted and made anew by somebody else")
 
     def event(self, level: str, text: str) -> None:
@@ -113,3 +113,9 @@ def _told(dropped: Mapping[str, Drops]) -> str:
         for table, drops in dropped.items()
     ]
     return f"Dropped, because the disk was slower than the recording: {', '.join(parts)}."
+
+
+def _identity(folder: Path) -> tuple[int, int, int]:
+    """What tells a run from one made anew in its place: a file system may give a new file an old one's number."""
+    made = (folder / RUN).stat()  # written once and never changed
+    return made.st_dev, made.st_ino, made.st_mtime_ns

@@ -1,0 +1,147 @@
+"""Traces in a run folder: the record of a pass as JSON, its values and gradients as safetensors."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from safetensors import SafetensorError
+from safetensors.numpy import load_file, save
+
+from layerscope.errors import StoreError
+from layerscope.operations import Frame, ModuleCallRecord, Operation, ParameterRecord, Parent, PassRecord, Role
+from layerscope.store.format import damaged, read_json, replace_file, sync_folder, write_json
+from layerscope.store.values import KEPT_DTYPES
+
+TRACES = "traces"
+RECORD, VALUES, GRADIENTS = "pass.json", "values.safetensors", "gradients.safetensors"
+_NAME = re.compile(r"\d{6,}")
+
+Arrays = Mapping[int, npt.NDArray[Any]]  # Any: one of KEPT_DTYPES; by operation
+
+
+@dataclass(frozen=True, slots=True)
+class StoredPass:
+    """A trace as it lies in a run folder."""
+
+    record: PassRecord
+    values: Arrays
+    gradients: Arrays
+
+
+def write_pass(folder: Path, stored: StoredPass) -> Path:
+    """Write a trace into a run folder, beside those already there; it appears as a whole."""
+    try:
+        (folder / TRACES).mkdir(exist_ok=True)
+        aside = folder / TRACES / f".{secrets.token_hex(8)}"
+        aside.mkdir()
+        write_json(aside / RECORD, "pass", to_json(stored.record))
+        for name, arrays in ((VALUES, stored.values), (GRADIENTS, stored.gradients)):
+            kept = {str(k): np.ascontiguousarray(a) for k, a in arrays.items() if a.dtype in KEPT_DTYPES}
+            replace_file(aside / name, save(kept))
+        return _renamed(aside, folder / TRACES)
+    except OSError as error:
+        raise StoreError(
+            f"The trace cannot be written to {folder}: {error.strerror or error}. Save it elsewhere."
+        ) from None
+
+
+def _renamed(aside: Path, traces: Path) -> Path:
+    number = 1 + max([int(path.name) for path in traces.iterdir() if _NAME.fullmatch(path.name)], default=0)
+    while True:
+        target = traces / f"{number:06}"
+        try:
+            os.rename(aside, target)  # noqa: PTH104  Path.rename replaces an empty folder just as well, but says less
+        except OSError:
+            if not target.exists():
+                raise
+            number += 1
+        else:
+            sync_folder(traces)
+            return target
+
+
+def pass_folders(folder: Path) -> list[Path]:
+    """The traces of a run, oldest first."""
+    traces = folder / TRACES
+    return sorted(path for path in traces.iterdir() if _NAME.fullmatch(path.name)) if traces.is_dir() else []
+
+
+def read_pass(folder: Path) -> StoredPass:
+    """A trace read back."""
+    try:
+        record = from_json(read_json(folder / RECORD, "pass"))
+    except (KeyError, TypeError, ValueError) as error:
+        raise damaged(folder / RECORD, f"a key is missing or wrong ({error})") from None
+    return StoredPass(record, _arrays(folder / VALUES), _arrays(folder / GRADIENTS))
+
+
+def _arrays(path: Path) -> dict[int, npt.NDArray[Any]]:
+    try:
+        return {int(key): array for key, array in load_file(path).items()}
+    except (SafetensorError, OSError, ValueError) as error:
+        raise damaged(path, " ".join(str(error).split())) from None
+
+
+def to_json(record: PassRecord) -> dict[str, Any]:
+    """The record as JSON; a line of code stands once, however often it was run."""
+    frames: dict[Frame, int] = {}
+
+    def row(item: Operation | ModuleCallRecord) -> dict[str, Any]:
+        plain = {field.name: getattr(item, field.name) for field in dataclasses.fields(item)}
+        plain["frames"] = [frames.setdefault(frame, len(frames)) for frame in item.frames]
+        if isinstance(item, Operation):
+            plain["parents"] = [[parent.argument, parent.operation] for parent in item.parents]
+        return plain
+
+    operations = [row(operation) for operation in record.operations]
+    calls = [row(call) for call in record.calls]
+    return {
+        "model": record.model,
+        "operations": operations,
+        "calls": calls,
+        "parameters": [dataclasses.asdict(parameter) for parameter in record.parameters],
+        "modules": record.modules,
+        "elapsed_s": record.elapsed_s,
+        "seed": record.seed,
+        "failure": record.failure,
+        "stale": sorted(record.stale),
+        "frames": [dataclasses.astuple(frame) for frame in frames],
+    }
+
+
+def from_json(plain: Mapping[str, Any]) -> PassRecord:
+    """The record that `to_json` wrote."""
+    frames = [Frame(*frame) for frame in plain["frames"]]
+
+    def rest(row: Mapping[str, Any], kind: type) -> dict[str, Any]:
+        known = {field.name for field in dataclasses.fields(kind)}
+        tupled = {k: tuple(v) if isinstance(v, list) else v for k, v in row.items() if k in known}
+        return {**tupled, "frames": tuple(frames[at] for at in row["frames"])}
+
+    operations = [
+        Operation(
+            **{**rest(row, Operation), "role": Role(row["role"]), "parents": tuple(Parent(*p) for p in row["parents"])}
+        )
+        for row in plain["operations"]
+    ]
+    parameters = [ParameterRecord(**{**row, "shape": tuple(row["shape"])}) for row in plain["parameters"]]
+    return PassRecord(
+        model=plain["model"],
+        operations=tuple(operations),
+        calls=tuple(ModuleCallRecord(**rest(row, ModuleCallRecord)) for row in plain["calls"]),
+        parameters=tuple(parameters),
+        modules=tuple((path, name) for path, name in plain["modules"]),
+        elapsed_s=plain["elapsed_s"],
+        seed=plain["seed"],
+        failure=plain["failure"],
+        stale=frozenset(plain["stale"]),
+    )
