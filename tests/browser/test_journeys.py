@@ -9,13 +9,14 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Literal
 
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Locator, Page, expect
 
 from layerscope.server.serve import PageServer
 from tests.browser.conftest import Visit
-from tests.server.runs import write_run
+from tests.server.runs import Writing, write_run
 
 pytestmark = pytest.mark.browser
 ROOT = Path(__file__).parents[2]
@@ -169,18 +170,83 @@ def test_the_keyboard_alone_finds_a_site_walks_the_steps_and_zooms_out(visit: Vi
 def test_dragging_over_a_chart_zooms_into_its_steps(visit: Visit, address: str) -> None:
     page = visit.page
     page.goto(f"{address}#run=earlier")
-    expect(page.get_by_test_id("histogram")).to_have_attribute("data-points", "40")
-    plot = page.get_by_test_id("histogram").bounding_box()
-    assert plot is not None
-    middle = plot["y"] + plot["height"] / 2
-    page.mouse.move(plot["x"] + 300, middle)
+    plot = page.get_by_test_id("histogram")
+    expect(plot).to_have_attribute("data-points", "40")
+    expect(page.get_by_role("img", name="loss over the steps")).to_have_attribute("data-points", "40")
+    plot.hover(position={"x": 300, "y": 60})
+    expect(page.get_by_test_id("crosshair-step")).to_be_visible()
     page.mouse.down()
-    page.mouse.move(plot["x"] + 500, middle, steps=4)
+    plot.hover(position={"x": 500, "y": 60})
+    expect(page.get_by_test_id("stage")).to_contain_class("choosing")
     page.mouse.up()
-    page.wait_for_function("() => Number(document.querySelector('[data-testid=histogram]').dataset.points) < 20")
-    assert re.search(r"first=\d+&last=\d+", page.url)
-    page.mouse.dblclick(plot["x"] + 300, middle)
+    expect(page).to_have_url(re.compile(r"first=\d+&last=\d+"))
+    first, last = (int(step) for step in re.findall(r"(?:first|last)=(\d+)", page.url))
+    assert 0 < first < last < 39
+    expect(plot).to_have_attribute("data-points", str(last - first + 1))
+    plot.dblclick(position={"x": 300, "y": 60})
+    expect(page).not_to_have_url(re.compile("first="))
+    expect(plot).to_have_attribute("data-points", "40")
+
+
+@pytest.fixture
+def broken(project: Path) -> Path:
+    """A run whose loss became NaN, and whose tensor changed its data type."""
+    writing = Writing(project / "broken")
+    other = writing.series_of("bfloat16")
+    for step in range(6):
+        writing.tensor(step, writing.series if step < 4 else other)
+        writing.kpi(step, (1.0, 0.5, float("inf"), 0.7, 0.6, float("nan"))[step])
+    writing.sink.close()
+    return project / "broken"
+
+
+def colour(found: Locator) -> str:
+    return str(found.evaluate("element => getComputedStyle(element).color"))
+
+
+@pytest.mark.parametrize(("theme", "red"), [("dark", "rgb(255, 107, 74)"), ("light", "rgb(194, 59, 20)")])
+def test_a_loss_that_is_nan_or_infinite_is_shown_in_red(
+    visit: Visit, address: str, broken: Path, theme: Literal["dark", "light"], red: str
+) -> None:
+    page = visit.page
+    page.emulate_media(color_scheme=theme)
+    page.goto(f"{address}#run=broken")
+    in_list = page.get_by_test_id("runs").get_by_role("option").filter(has_text="broken").get_by_text("NaN", exact=True)
+    in_panel = page.get_by_role("group", name="Which KPI is drawn").get_by_text("NaN", exact=True)
+    for found in (in_list, in_panel):
+        expect(found).to_be_visible()
+        assert colour(found) == red
+    page.goto(f"{address}#run=broken&step=2")
+    infinite = page.get_by_role("group", name="Which KPI is drawn").get_by_text("∞", exact=True)
+    expect(infinite).to_be_visible()
+    assert colour(infinite) == red
+
+
+def test_every_data_type_of_a_tensor_can_be_chosen_and_the_newest_comes_first(
+    visit: Visit, address: str, broken: Path
+) -> None:
+    page = visit.page
+    page.goto(f"{address}#run=earlier")
     expect(page.get_by_test_id("histogram")).to_have_attribute("data-points", "40")
+    choice = page.get_by_role("combobox", name="Data type and reading")
+    expect(choice).to_have_count(0)
+    open_run(page, "broken")
+    expect(choice.locator("option:checked")).to_have_text("bfloat16 · read at forward")
+    expect(page.get_by_test_id("histogram")).to_have_attribute("data-points", "2")
+    choice.select_option(label="float64 · read at forward")
+    expect(page.get_by_test_id("histogram")).to_have_attribute("data-points", "4")
+    expect(page).to_have_url(re.compile("dtype=float64&reading=forward"))
+    page.reload()
+    expect(page.get_by_test_id("histogram")).to_have_attribute("data-points", "4")
+    expect(choice.locator("option:checked")).to_have_text("float64 · read at forward")
+
+
+def test_a_run_without_kpis_shows_its_last_step(visit: Visit, project: Path, address: str) -> None:
+    writing = Writing(project / "bare")
+    writing.tensor(1200, writing.series)
+    writing.sink.close()
+    visit.page.goto(f"{address}#run=bare")
+    expect(visit.page.get_by_test_id("last-step")).to_have_text("1,200")
 
 
 @pytest.mark.skipif(not os.environ.get("LAYERSCOPE_SCREENSHOTS"), reason="set LAYERSCOPE_SCREENSHOTS=1 to draw anew")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from layerscope.records import Floats, Kind, Kpi, Mode, Reading, Series, Summaries
+from layerscope.records import Event, Floats, Kind, Kpi, Mode, Reading, Series, Summaries
 from layerscope.stats import spec
 from layerscope.stats.reference import summarize
 from layerscope.store.folder import create
@@ -41,14 +41,31 @@ class Writing:
 
     def __init__(self, folder: Path, site: str = "layer") -> None:
         self.sink = FolderSink(create(folder))
-        self.series = self.sink.series_id(
-            Series(site, "output.0", Kind.OUTPUT, Mode.TRAIN, Reading.FORWARD, "float64", (500,))
+        self.site = site
+        self.series = self.series_of("float64")
+
+    def series_of(self, dtype: str) -> int:
+        """The number of the site's output in a data type."""
+        return self.sink.series_id(
+            Series(self.site, "output.0", Kind.OUTPUT, Mode.TRAIN, Reading.FORWARD, dtype, (500,))
         )
+
+    def tensor(self, step: int, series: int) -> None:
+        """Write one tensor of a step, and nothing else."""
+        self.sink.put(summaries(step, [series], [tensor_at(step)]))
+
+    def kpi(self, step: int, value: float) -> None:
+        """Write the KPI of a step, and nothing else."""
+        self.sink.put(Kpi(step, "loss", value, float(step)))
+
+    def note(self, step: int, text: str) -> None:
+        """Write a note."""
+        self.sink.put(Event(step, "note", text, float(step)))
 
     def step(self, step: int) -> None:
         """Write one step, to the disk."""
-        self.sink.put(summaries(step, [self.series], [tensor_at(step)]))
-        self.sink.put(Kpi(step, "loss", 1.0 / (step + 1), float(step)))
+        self.tensor(step, self.series)
+        self.kpi(step, 1.0 / (step + 1))
         assert self.sink.flush()
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,9 @@ import pytest
 from starlette.testclient import TestClient
 
 from layerscope.server import catalogue, wire
+from layerscope.server.routes import MOST_EVENTS
 from layerscope.viz.scalar import STATISTICS
+from tests.query.test_discover import closed_to_us
 from tests.server.runs import Writing, tensor_at, write_run
 
 
@@ -124,8 +128,11 @@ def test_a_run_that_appears_is_listed_and_one_that_vanishes_is_said_to_be_gone(
 
 def test_a_run_made_again_under_the_same_name_shows_the_new_numbers(client: TestClient, project: Path) -> None:
     assert asked(client, "/api/run/first/timeline")["last_step"] == 4
-    (project / "first").rename(project.parent / "kept-so-that-its-inode-is-not-reused")
-    write_run(project / "first", steps=2)
+    write_run(project.parent / "another", steps=2)
+    # The same folder, hence the same inode, with another run in it: as a file system that reuses inodes makes it.
+    for entry in (project / "first").iterdir():
+        shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
+    shutil.copytree(project.parent / "another", project / "first", dirs_exist_ok=True)
     assert asked(client, "/api/run/first/timeline")["last_step"] == 1
 
 
@@ -161,3 +168,51 @@ def test_names_travel_as_they_are(client: TestClient, project: Path) -> None:
     name = "<img src=x onerror=alert(1)>" + "x" * 472
     write_run(project / "odd & <b>", steps=1, site=name)
     assert asked(client, "/api/run/odd%20%26%20%3Cb%3E/sites")["series"][0]["site"] == name
+
+
+def test_a_run_without_kpis_has_the_last_step_of_its_tensors(client: TestClient, project: Path) -> None:
+    writing = Writing(project / "bare")
+    for step in (10, 20, 30):
+        writing.tensor(step, writing.series)
+    writing.sink.close()
+    entry = next(run for run in asked(client, "/api/runs")["runs"] if run["name"] == "bare")
+    assert (entry["last_step"], entry["kpis"]) == (30, [])
+    timeline = asked(client, "/api/run/bare/timeline")
+    assert (timeline["first_step"], timeline["last_step"]) == (10, 30)
+
+
+def test_a_loss_that_is_no_number_travels_as_it_is(client: TestClient, project: Path) -> None:
+    writing = Writing(project / "broken")
+    for step, value in enumerate((1.0, np.nan, np.inf)):
+        writing.kpi(step, value)
+    writing.sink.close()
+    entry = next(run for run in asked(client, "/api/runs")["runs"] if run["name"] == "broken")
+    assert entry["kpi_values"].tolist() == [np.inf]
+    np.testing.assert_array_equal(asked(client, "/api/run/broken/timeline")["kpis"][0]["last"], [1.0, np.nan, np.inf])
+
+
+def test_of_too_many_events_the_newest_are_sent(client: TestClient, project: Path) -> None:
+    writing = Writing(project / "noted")
+    for step in range(MOST_EVENTS + 5):
+        writing.note(step, f"note {step}")
+    writing.sink.close()
+    events = asked(client, "/api/run/noted/timeline")["events"]
+    assert (len(events), events[0]["text"], events[-1]["text"]) == (MOST_EVENTS, "note 5", f"note {MOST_EVENTS + 4}")
+
+
+@pytest.mark.skipif(sys.platform in ("darwin", "win32"), reason="file systems there hold no such names")
+def test_a_name_that_is_no_utf8_does_not_hide_the_other_runs(client: TestClient, project: Path) -> None:
+    (project / "group").rename(Path(os.fsdecode(os.fsencode(project) + b"/odd\xff")))
+    assert [run["name"] for run in asked(client, "/api/runs")["runs"]] == ["first"]
+
+
+def test_an_unreadable_folder_hides_no_other_run_and_is_told_once(
+    client: TestClient, project: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (project / "closed").mkdir()
+    closed_to_us(monkeypatch, project / "closed")
+    for _ in range(2):
+        assert [run["name"] for run in asked(client, "/api/runs")["runs"]] == ["first", "group/second"]
+    assert [record.message for record in caplog.records if "closed" in record.message] == [
+        f"The folder '{project / 'closed'}' cannot be read: Permission denied. It was skipped."
+    ]

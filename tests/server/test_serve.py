@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import re
+import signal
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -11,8 +15,20 @@ import pytest
 from websockets.sync.client import connect
 
 from layerscope.errors import StateError, StoreError
+from layerscope.server.compacting import compact_in_another_process
 from layerscope.server.serve import PageServer
-from tests.server.runs import Writing
+from tests.server.runs import Writing, write_run
+
+UI = "import layerscope as ls, sys; ls.ui(sys.argv[1], port=0, open_browser=False)"
+NOTEBOOK = """
+import asyncio, sys
+import layerscope as ls
+
+async def cell():
+    ls.ui(sys.argv[1], port=0, open_browser=False)
+
+asyncio.new_event_loop().run_until_complete(cell())
+"""
 
 
 def test_a_server_answers_inside_its_block_and_is_gone_after_it(project: Path) -> None:
@@ -73,3 +89,27 @@ def test_a_page_that_still_listens_does_not_hold_up_the_end(project: Path) -> No
             listening.enter_context(connect(server.address.replace("http", "ws") + "api/live"))
         with pytest.raises(httpx.ConnectError):
             httpx.get(server.address)
+
+
+@pytest.mark.parametrize("script", [UI, NOTEBOOK], ids=["script", "inside a running event loop"])
+def test_ui_says_where_it_is_and_ends_quietly_when_interrupted(project: Path, script: str) -> None:
+    line = [sys.executable, "-u", "-W", "ignore", "-c", script, str(project)]
+    with subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        found = re.search(r"http://127\.0\.0\.1:\d+/", process.stdout.readline())
+        try:
+            assert found is not None
+            assert httpx.get(f"{found[0]}api/runs").status_code == 200
+        finally:
+            process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=20) == 0
+        assert process.stderr.read() == ""
+
+
+def test_a_compaction_that_fails_says_why(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", steps=1)
+    compact_in_another_process(run)
+    (run / "live.json").write_text("{ no JSON")
+    with pytest.raises(StoreError, match=r"live\.json is damaged"):
+        compact_in_another_process(run)

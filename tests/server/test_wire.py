@@ -30,7 +30,7 @@ def test_a_record_comes_back_with_every_number_and_name() -> None:
     assert plain["run"] == "run"
     assert plain["last_step"] is None
     assert plain["kpis"][0]["name"] == 'lo"ss </script>é'
-    np.testing.assert_array_equal(plain["kpis"][0]["last"], [1.5, np.nan, np.nan])
+    np.testing.assert_array_equal(plain["kpis"][0]["last"], [1.5, np.nan, -np.inf])
     assert plain["kpis"][0]["not_finite"].tolist() == [0, 1, 1]
 
 

@@ -37,6 +37,7 @@ def test_undefined_values_are_counted_and_leave_a_gap() -> None:
     assert view.low.tolist() == view.high.tolist() == [1.0, 4.0]
     assert np.isnan(view.last[0])
     assert view.last[1] == 4.0
+    assert scalar_view("loss", np.arange(1), np.array([-np.inf]), Screen()).last.tolist() == [-np.inf]
 
 
 def test_no_steps_give_an_empty_view() -> None:

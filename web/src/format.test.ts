@@ -1,5 +1,5 @@
 import { expect, test } from "vitest";
-import { count, share, tick, value } from "./format";
+import { count, isBroken, recorded, share, tick, value } from "./format";
 
 test.each([
   [0, "0"],
@@ -12,6 +12,16 @@ test.each([
   [Number.NEGATIVE_INFINITY, "−∞"],
 ])("the value %d is written %s", (x, text) => {
   expect(value(x)).toBe(text);
+});
+
+test.each([
+  [Number.NaN, "NaN", true],
+  [Number.POSITIVE_INFINITY, "∞", true],
+  [0.5, "0.5", false],
+  [undefined, "–", false],
+])("the recorded value %d is written %s", (x, text, broken) => {
+  expect(recorded(x)).toBe(text);
+  expect(isBroken(x)).toBe(broken);
 });
 
 test("something is never shown as nothing", () => {

@@ -19,7 +19,7 @@ function raised(exponent: number): string {
   return [...String(exponent)].map((digit) => RAISED[digit] ?? digit).join("");
 }
 
-/** A value with four significant digits. */
+/** A derived value with four significant digits; NaN means that there is none. */
 export function value(x: number | null | undefined, digits = 4): string {
   if (x === null || x === undefined || Number.isNaN(x)) return "–";
   if (!Number.isFinite(x)) return x > 0 ? "∞" : `${MINUS}∞`;
@@ -32,6 +32,16 @@ export function value(x: number | null | undefined, digits = 4): string {
   }
   const text = size.toPrecision(digits);
   return sign + (text.includes(".") ? text.replace(/\.?0+$/, "") : text);
+}
+
+/** A recorded value: NaN is told apart from a value that is missing. */
+export function recorded(x: number | undefined, digits = 4): string {
+  return x !== undefined && Number.isNaN(x) ? "NaN" : value(x, digits);
+}
+
+/** Whether a value was recorded and is NaN or infinite. */
+export function isBroken(x: number | undefined): boolean {
+  return x !== undefined && !Number.isFinite(x);
 }
 
 /** A whole number with its thousands set apart. */

@@ -3,11 +3,11 @@
 import { nearest, type Span } from "./charts/scale";
 import { Live } from "./live.svelte";
 import { Resource } from "./resource.svelte";
-import { fragment, parsed, type Selection } from "./selection";
+import { fragment, parsed, type Selection, seriesFor } from "./selection";
 import type { HistogramView, RunList, ScalarView, SeriesEntry, SiteList, Timeline } from "./wire.gen";
 
 /** Selecting another of these is a place to come back to; the rest only changes how it looks. */
-const PLACES = ["run", "site", "kind", "port", "mode"] as const;
+const PLACES = ["run", "site", "kind", "port", "mode", "dtype", "reading"] as const;
 
 export class Scope {
   selection = $state<Selection>(parsed(location.hash));
@@ -54,7 +54,7 @@ export class Scope {
     this.sites.value?.series.filter((entry) => entry.site === this.selection.site) ?? [],
   );
 
-  readonly series = $derived<SeriesEntry | null>(best(this.seriesOfSite, this.selection));
+  readonly series = $derived<SeriesEntry | null>(seriesFor(this.seriesOfSite, this.selection));
 
   readonly kpi = $derived(
     this.timeline.value?.kpis.find((view) => view.name === this.selection.kpi) ??
@@ -195,16 +195,4 @@ export class Scope {
       this.#write(false);
     }
   }
-}
-
-/** The series of a site that agrees with most of the selection; the kind counts most. */
-function best(series: readonly SeriesEntry[], selection: Selection): SeriesEntry | null {
-  const score = (entry: SeriesEntry) =>
-    (entry.kind === selection.kind ? 8 : 0) +
-    (entry.port === selection.port ? 4 : 0) +
-    (entry.mode === (selection.mode ?? "train") ? 2 : 0) +
-    (entry.rank === selection.rank ? 1 : 0);
-  let found: SeriesEntry | null = null;
-  for (const entry of series) if (found === null || score(entry) > score(found)) found = entry;
-  return found;
 }

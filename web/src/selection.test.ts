@@ -1,5 +1,6 @@
 import { expect, test } from "vitest";
-import { fragment, parsed, START } from "./selection";
+import { fragment, parsed, START, seriesFor, variantsOf } from "./selection";
+import type { SeriesEntry } from "./wire.gen";
 
 test("an address restores the selection it was made from", () => {
   const selection = {
@@ -7,6 +8,8 @@ test("an address restores the selection it was made from", () => {
     run: "a/b c&d=#%",
     site: "<b>h.0</b>",
     kind: "weight_grad",
+    dtype: "bfloat16",
+    reading: "step",
     stat: "std",
     axis: "symlog" as const,
     log: true,
@@ -19,4 +22,38 @@ test("an address restores the selection it was made from", () => {
 
 test("a broken address gives the start", () => {
   expect(parsed("#axis=round&step=1e9&first=x&log=yes")).toEqual(START);
+});
+
+function series(number: number, dtype: string, reading = "forward", port = "output.0"): SeriesEntry {
+  return {
+    series: number,
+    rank: 0,
+    site: "a",
+    port,
+    kind: "output",
+    mode: "train",
+    dtype,
+    reading,
+    shape: [],
+  };
+}
+
+const VARIANTS = [
+  series(0, "float32"),
+  series(1, "bfloat16"),
+  series(2, "float32", "step"),
+  series(3, "float32", "forward", "output.1"),
+];
+
+test("of series that differ in data type and reading alone the newest is shown first", () => {
+  expect(seriesFor(VARIANTS, START)?.series).toBe(2);
+  expect(seriesFor(VARIANTS, { ...START, port: "output.1" })?.series).toBe(3);
+  expect(variantsOf(VARIANTS, series(0, "float32")).map((entry) => entry.series)).toEqual([0, 1, 2]);
+});
+
+test("every data type and reading can be chosen, and one that a site lacks gives the newest", () => {
+  for (const { series: number, dtype, reading } of VARIANTS.slice(0, 3))
+    expect(seriesFor(VARIANTS, { ...START, dtype, reading })?.series).toBe(number);
+  expect(seriesFor(VARIANTS, { ...START, dtype: "float16", reading: "backward" })?.series).toBe(2);
+  expect(seriesFor([], START)).toBeNull();
 });

@@ -1,6 +1,6 @@
 /** What is shown, and its form in the address: reloading the address restores the view. */
 
-import type { AxisKind } from "./wire.gen";
+import type { AxisKind, SeriesEntry } from "./wire.gen";
 
 export interface Selection {
   run: string | null;
@@ -8,6 +8,9 @@ export interface Selection {
   port: string | null;
   kind: string | null;
   mode: string | null;
+  /** Of several data types or readings of one tensor; the newest when null. */
+  dtype: string | null;
+  reading: string | null;
   rank: number;
   stat: string;
   axis: AxisKind;
@@ -28,6 +31,8 @@ export const START: Readonly<Selection> = {
   port: null,
   kind: null,
   mode: null,
+  dtype: null,
+  reading: null,
   rank: 0,
   stat: "rms",
   axis: "linear",
@@ -39,7 +44,7 @@ export const START: Readonly<Selection> = {
   last: null,
 };
 
-const TEXTS = ["run", "site", "port", "kind", "mode", "stat", "kpi"] as const;
+const TEXTS = ["run", "site", "port", "kind", "mode", "dtype", "reading", "stat", "kpi"] as const;
 const NUMBERS = ["rank", "step", "first", "last"] as const;
 const FLAGS = ["log", "kpiLog"] as const;
 const AXES: readonly string[] = ["linear", "symlog", "log"] satisfies AxisKind[];
@@ -71,4 +76,27 @@ export function fragment(selection: Selection): string {
   }
   for (const name of FLAGS) if (selection[name]) out.set(name, "1");
   return `#${out.toString()}`;
+}
+
+/** Series that are told apart by data type and reading alone, oldest first. */
+export function variantsOf(series: readonly SeriesEntry[], of: SeriesEntry): SeriesEntry[] {
+  const same = ["site", "port", "kind", "mode", "rank"] as const;
+  return series.filter((entry) => same.every((name) => entry[name] === of[name]));
+}
+
+/** The series of a site that agrees with most of the selection, the kind counting most; of equal ones the newest. */
+export function seriesFor(series: readonly SeriesEntry[], selection: Selection): SeriesEntry | null {
+  const score = (entry: SeriesEntry) =>
+    (entry.kind === selection.kind ? 8 : 0) +
+    (entry.port === selection.port ? 4 : 0) +
+    (entry.mode === (selection.mode ?? "train") ? 2 : 0) +
+    (entry.rank === selection.rank ? 1 : 0);
+  let found: SeriesEntry | null = null;
+  for (const entry of series) if (found === null || score(entry) > score(found)) found = entry;
+  if (found === null) return null;
+  const variants = variantsOf(series, found);
+  const agreeing = (entry: SeriesEntry) =>
+    (entry.dtype === selection.dtype ? 2 : 0) + (entry.reading === selection.reading ? 1 : 0);
+  const most = Math.max(...variants.map(agreeing));
+  return variants.filter((entry) => agreeing(entry) === most).at(-1) ?? found;
 }

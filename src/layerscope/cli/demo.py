@@ -16,9 +16,9 @@ from rich.progress import Progress
 
 from layerscope.api import watch
 from layerscope.cli.output import console
-from layerscope.cli.serving import announce, compact_in_another_process, has_screen
 from layerscope.errors import MissingError
-from layerscope.server.serve import PageServer
+from layerscope.server.compacting import compact_in_another_process
+from layerscope.server.serve import PageServer, announce, open_page
 
 try:
     import torch
@@ -99,10 +99,8 @@ def demo(options: argparse.Namespace) -> None:
             server = PageServer(project, host=options.host, port=options.port, compactor=compact_in_another_process)
             stack.enter_context(server)
             announce(server.address)
-            if not options.no_browser and has_screen():
-                import webbrowser
-
-                webbrowser.open(server.address)
+            if not options.no_browser:
+                open_page(server.address)
         train(options.to, options.steps)
         console().print(f"The run is in {options.to}. Look again with: layerscope ui {project}", markup=False)
         if not options.no_serve:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import io
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from layerscope.cli.output import complain
 from layerscope.errors import LayerscopeError
 from layerscope.version import __version__
 
@@ -22,16 +24,19 @@ EXAMPLES = """examples:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; the exit code is 0, or 2 when the user has to change something."""
     options = parser().parse_args(arguments)
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a folder's name need not be text that the terminal knows
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
-        options.run(options)
+        code: int = options.run(options)
     except LayerscopeError as error:
-        sys.stderr.write(f"layerscope: {error}\n")
+        complain(error)
         return 2
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:  # the reader of our output, such as `head`, has seen enough
         sys.stderr.close()
-    return 0
+        return 0
+    return code
 
 
 def parser() -> argparse.ArgumentParser:
@@ -81,31 +86,27 @@ def _server_options(command: argparse.ArgumentParser) -> None:
     command.add_argument("--no-browser", action="store_true", help="do not open a browser")
 
 
-def _demo(options: argparse.Namespace) -> None:
+def _demo(options: argparse.Namespace) -> int:
     from layerscope.cli.demo import demo
 
     demo(options)
+    return 0
 
 
-def _ui(options: argparse.Namespace) -> None:
-    from layerscope.cli.serving import serve_until_interrupted
+def _ui(options: argparse.Namespace) -> int:
+    from layerscope.server.serve import serve
 
-    serve_until_interrupted(options.runs, options)
+    serve(options.runs, host=options.host, port=options.port, open_browser=not options.no_browser)
+    return 0
 
 
-def _show(options: argparse.Namespace) -> None:
+def _show(options: argparse.Namespace) -> int:
     from layerscope.cli.show import show
 
-    show(options)
+    return show(options)
 
 
-def _compact(options: argparse.Namespace) -> None:
-    from rich.progress import track
+def _compact(options: argparse.Namespace) -> int:
+    from layerscope.cli.compact import compact_runs
 
-    from layerscope.cli.output import console
-    from layerscope.query.discover import find_runs
-    from layerscope.store.compact import compact
-
-    for folder in track(find_runs(options.path), "compacting", console=console()):
-        report = compact(folder)
-        console().print(f"{folder}: {report}", markup=False)
+    return compact_runs(options)

@@ -3,24 +3,32 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
+from rich.text import Text
+
+from layerscope.cli.each import each_run
 from layerscope.cli.output import console
-from layerscope.query.discover import find_runs
 from layerscope.query.run import Run
 from layerscope.viz import text
 
 TELLING = ("mean", "std", "rms", "abs_max", "zero_share", "nan")
 
 
-def show(options: argparse.Namespace) -> None:
-    """Print the overview of a run or of each run, or the table asked for."""
-    runs = [Run(path) for path in find_runs(options.path)]
-    asked = options.sites or options.kind or options.stat
-    for run in runs:
-        if options.sql:
-            console().print(text.table(run.sql(options.sql)))
-        elif asked:
-            stat = options.stat or TELLING
-            console().print(text.table(run.stats(options.sites or "*", kind=options.kind, stat=stat)))
-        else:
+def show(options: argparse.Namespace) -> int:
+    """Print the overview of a run or of each run, or the table asked for; the exit code."""
+
+    def one(path: Path, several: bool) -> None:  # noqa: FBT001  what `each_run` calls
+        run = Run(path)
+        if not (options.sql or options.sites or options.kind or options.stat):
             console().print(text.overview(run))
+            return
+        if options.sql:
+            content = run.sql(options.sql)
+        else:
+            content = run.stats(options.sites or "*", kind=options.kind, stat=options.stat or TELLING)
+        if several:
+            console().print(Text(str(path), "bold"))
+        console().print(text.table(content))
+
+    return each_run(options.path, one)

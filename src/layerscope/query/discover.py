@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import stat
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from layerscope.errors import StoreError
@@ -10,17 +13,92 @@ from layerscope.store.format import RUN
 DEPTH = 3  # project/experiment/run: deeper trees are somebody's data set, not a project
 
 
-def find_runs(folder: Path) -> list[Path]:
-    """Run folders in a folder, or the folder itself when it is one, sorted by path."""
-    if not folder.exists():
-        raise StoreError(f"There is no folder {str(folder)!r}. Give a run, or a folder that holds runs.")
-    return sorted(_runs(folder, DEPTH))
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The runs of a folder, sorted by path, and a sentence for every folder that could not be looked into."""
+
+    runs: list[Path] = field(default_factory=list)
+    skipped: list[str] = field(default_factory=list)
 
 
-def _runs(folder: Path, depth: int) -> list[Path]:
-    if (folder / RUN).is_file():
-        return [folder]
-    if depth == 0 or not folder.is_dir():
-        return []
-    inside = (entry for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith("."))
-    return [run for entry in inside for run in _runs(entry, depth - 1)]
+def must_be_folder(path: Path) -> None:
+    """Say what is wrong with a path that is no folder."""
+    try:
+        if stat.S_ISDIR(path.stat().st_mode):
+            if _is_text(path):
+                return
+            raise StoreError(f"{_odd(path)}.")
+        reason = f"{str(path)!r} is not a folder"
+    except FileNotFoundError:
+        reason = f"There is no folder {str(path)!r}"
+    except OSError as error:
+        reason = _cause(path, error)
+    raise StoreError(f"{reason}. Give a run, or a folder that holds runs.")
+
+
+def find_runs(folder: Path) -> Found:
+    """Run folders in a folder, or the folder itself when it is one.
+
+    The folder may be a symbolic link; those below it are not followed, so that nothing outside is ever read.
+    """
+    must_be_folder(folder)
+    try:
+        inside = None if _is_run(folder) else _folders(folder)
+    except OSError as error:
+        raise StoreError(f"{_cause(folder, error)}. Check its permissions.") from None
+    if inside is None:
+        return Found([folder])
+    found = Found()
+    for entry in inside:
+        _search(entry, DEPTH - 1, found)
+    found.runs.sort()
+    return found
+
+
+def _search(folder: Path, depth: int, found: Found) -> None:
+    if not _is_text(folder):
+        found.skipped.append(f"{_odd(folder)}; it was skipped.")
+        return
+    try:
+        if _is_run(folder):
+            found.runs.append(folder)
+            return
+        inside = _folders(folder) if depth else []
+    except FileNotFoundError:
+        return  # deleted since it was listed
+    except OSError as error:
+        found.skipped.append(f"{_cause(folder, error)}. It was skipped.")
+        return
+    for entry in inside:
+        _search(entry, depth - 1, found)
+
+
+def _is_text(path: Path) -> bool:
+    """Whether the path is UTF-8: Arrow and the page take no other."""
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _odd(folder: Path) -> str:
+    return f"The name of the folder {str(folder)!r} is not UTF-8. Rename it"
+
+
+def _is_run(folder: Path) -> bool:
+    """Whether the folder has a run's manifest: the one look that tells a run apart, without listing the folder."""
+    try:
+        return stat.S_ISREG((folder / RUN).lstat().st_mode)
+    except FileNotFoundError:
+        return False
+
+
+def _folders(folder: Path) -> list[Path]:
+    with os.scandir(folder) as entries:
+        names = [e.name for e in entries if e.is_dir(follow_symlinks=False) and not e.name.startswith(".")]
+    return [folder / name for name in names]
+
+
+def _cause(folder: Path, error: OSError) -> str:
+    return f"The folder {str(folder)!r} cannot be read: {error.strerror or error}"

@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     import pandas
     import polars
 
+SHORT_LIST = 6
+LONGEST_WHOLE = 1e9  # a whole number above it is rarely one that was counted
+WHOLE_SECONDS = 1e4  # above it a time given by its leading digits says nothing
+
 
 def _imported(name: str) -> ModuleType:
     try:
@@ -65,7 +69,7 @@ class Table:
 
     def _shown(self, most: int = 12) -> list[list[str]]:
         head = self._table.slice(0, most).to_pydict()
-        return [[_cell(head[name][row]) for name in self.columns] for row in range(min(most, len(self)))]
+        return [[cell_text(name, head[name][row]) for name in self.columns] for row in range(min(most, len(self)))]
 
     def __repr__(self) -> str:
         rows = [self.columns, *self._shown()]
@@ -84,9 +88,12 @@ class Table:
         return f"<table>{line(self.columns, 'th')}{body}</table><p>{len(self)} rows</p>"
 
 
-def _cell(value: object) -> str:
+def cell_text(column: str, value: object, digits: int = 6) -> str:
+    """One value of a column as people read it: whole numbers whole, times to the millisecond, short lists in full."""
     if isinstance(value, float):
-        return f"{value:.6g}"
+        if column.endswith("_s") and abs(value) >= WHOLE_SECONDS:
+            return f"{value:.3f}"
+        return str(int(value)) if value.is_integer() and abs(value) < LONGEST_WHOLE else f"{value:.{digits}g}"
     if isinstance(value, list):
-        return f"[{len(value)} values]"
+        return f"[{', '.join(map(str, value))}]" if len(value) <= SHORT_LIST else f"[{len(value)} values]"
     return "" if value is None else str(value)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -13,9 +14,11 @@ from pathlib import Path
 import numpy as np
 
 from layerscope.errors import LayerscopeError, SelectError, StoreError
-from layerscope.query.discover import find_runs
+from layerscope.query.discover import Found, find_runs
 from layerscope.query.run import History, Run
+from layerscope.records import Ints
 from layerscope.server.messages import RunEntry
+from layerscope.store.format import read_manifest
 from layerscope.viz.scalar import kpis_in_order
 
 Compactor = Callable[[Path], None]
@@ -31,7 +34,7 @@ class Opened:
     """A run that is being read; hold the lock while reading."""
 
     run: Run
-    inode: int  # of the folder: another one means that the run was deleted and made again
+    id: str  # of the manifest: another one means that the run was deleted and made again
     lock: threading.Lock = field(default_factory=threading.Lock)
     entry: tuple[object, RunEntry] | None = None  # the line in the list, and the revision it was made at
     compacted: bool = False
@@ -74,6 +77,12 @@ class Catalogue:
         self._lock = threading.Lock()
         self._look_lock = threading.Lock()
         self._looked: tuple[float, dict[str, State]] = (0.0, {})
+        self._told: set[str] = set()  # folders that could not be looked into: one warning each
+
+    @property
+    def title(self) -> str:
+        """The folder's own name; "." may stand for one that is no UTF-8, whose odd bytes are escaped."""
+        return os.fsencode(self.root.resolve().name).decode("utf-8", "backslashreplace")
 
     def close(self) -> None:
         """Start no further compaction."""
@@ -81,31 +90,39 @@ class Catalogue:
 
     def paths(self) -> dict[str, Path]:
         """Every run there is now, by its name: the path below the root, or the root's own name."""
-        if not self.root.exists():
-            return {}
-        return {self._name(path): path for path in find_runs(self.root)}
+        try:
+            found = find_runs(self.root)
+        except StoreError as error:  # the folder itself was moved or closed to us: it may come back
+            found = Found(skipped=[str(error)])
+        for problem in found.skipped:
+            if problem not in self._told:
+                log.warning("%s", problem)
+        self._told = set(found.skipped)
+        return {self._name(path): path for path in found.runs}
 
     def open(self, name: str) -> Opened:
-        """The run of that name; the error says which there are."""
+        """The run of that name; the error says that there is none."""
         path = self.paths().get(name)
-        with self._lock:
-            if path is None:
+        if path is None:
+            with self._lock:
                 self._opened.pop(name, None)
-                raise SelectError(
-                    f"No run here is called {name!r}. It may have been deleted or renamed: choose another one."
-                )
-            try:
-                inode = path.stat().st_ino
-            except OSError as error:
-                raise StoreError(f"The run {name!r} vanished while it was opened: {error}.") from error
+            raise SelectError(
+                f"No run here is called {name!r}. It may have been deleted or renamed: choose another one."
+            )
+        return self._open(name, path)
+
+    def _open(self, name: str, path: Path) -> Opened:
+        """The run in a folder that was found, read anew when it is another one than before."""
+        with self._lock:
+            made = read_manifest(path).id
             opened = self._opened.get(name)
-            if opened is None or opened.inode != inode:
-                opened = self._opened[name] = Opened(Run(path), inode)
+            if opened is None or opened.id != made:
+                opened = self._opened[name] = Opened(Run(path), made)
             return opened
 
     def entries(self) -> list[RunEntry]:
         """The lines of the list of runs; a run that cannot be read is a line that says why."""
-        return [self._entry(name) for name in self.paths()]
+        return [self._entry(name, path) for name, path in self.paths().items()]
 
     def look(self) -> dict[str, State]:
         """The state of every run, at most `LOOK_EVERY_S` old; several listeners share one look.
@@ -116,17 +133,23 @@ class Catalogue:
             until, states = self._looked
             if time.monotonic() >= until:
                 began = time.monotonic()
-                states = {name: self._state(name) for name in self.paths()}
+                paths = self.paths()
+                states = {name: self._state(name, path) for name, path in paths.items()}
+                self._forget_all_but(paths)
                 took = time.monotonic() - began
                 self._looked = (began + max(LOOK_EVERY_S, 10.0 * took), states)
             return states
 
     def _name(self, path: Path) -> str:
-        return path.resolve().name if path == self.root else path.relative_to(self.root).as_posix()
+        return self.title if path == self.root else path.relative_to(self.root).as_posix()
 
-    def _state(self, name: str) -> State:
+    def _forget_all_but(self, paths: dict[str, Path]) -> None:
+        with self._lock:
+            self._opened = {name: opened for name, opened in self._opened.items() if name in paths}
+
+    def _state(self, name: str, path: Path) -> State:
         try:
-            opened = self.open(name)
+            opened = self._open(name, path)
             with opened.lock:
                 status, revision = opened.run.status(), repr(opened.run.revision)
         except (LayerscopeError, OSError) as error:
@@ -146,9 +169,9 @@ class Catalogue:
                 )
             )
 
-    def _entry(self, name: str) -> RunEntry:
+    def _entry(self, name: str, path: Path) -> RunEntry:
         try:
-            opened = self.open(name)
+            opened = self._open(name, path)
             with opened.lock:
                 status, revision = opened.run.status(), opened.run.revision
                 if opened.entry is None or opened.entry[0] != (status, revision):
@@ -159,20 +182,35 @@ class Catalogue:
             return RunEntry(name, "unreadable", None, (), nothing, nothing, str(error))
 
 
+def step_range(run: Run, kpi_steps: Ints) -> tuple[int, int] | None:
+    """The first and last step: those of the KPIs or, without any, those of the first series."""
+    steps = kpi_steps if len(kpi_steps) else _steps_of_first_series(run)
+    return (int(steps[0]), int(steps[-1])) if len(steps) else None
+
+
+def _steps_of_first_series(run: Run) -> Ints:
+    series = run.series().arrow().slice(0, 1).to_pylist()
+    if not series:
+        return np.zeros(0, np.int64)
+    (first,) = series
+    table = run.stats(first["site"], kind=first["kind"], mode=first["mode"], stat="count").arrow()
+    return np.sort(table.column("step").to_numpy())
+
+
 def described(name: str, status: str, run: Run) -> RunEntry:
     """The line of one run in the list."""
     table = run.kpis()
     names = tuple(kpis_in_order(table.columns))
     arrow = table.arrow()
     columns = [arrow.column(kpi).drop_null().to_numpy().astype(np.float64) for kpi in names]
-    steps = arrow.column("step").to_numpy()
+    steps = step_range(run, arrow.column("step").to_numpy())
     curve = columns[0] if columns else np.zeros(0)
     chosen = np.linspace(0, len(curve) - 1, min(len(curve), SPARKLINE)).astype(np.int64)
     problems = run.problems
     return RunEntry(
         name=name,
         status=status,
-        last_step=int(steps[-1]) if len(steps) else None,
+        last_step=steps[1] if steps else None,
         kpis=names,
         kpi_values=np.array([column[-1] if len(column) else np.nan for column in columns]),
         sparkline=curve[chosen],

@@ -14,7 +14,7 @@ from starlette.routing import Route
 from layerscope.query.run import History
 from layerscope.records import Floats, Ints
 from layerscope.server import wire
-from layerscope.server.catalogue import Catalogue, Opened
+from layerscope.server.catalogue import Catalogue, Opened, step_range
 from layerscope.server.messages import EventEntry, RunList, SeriesEntry, SiteList, Timeline
 from layerscope.version import __version__
 from layerscope.viz.axis import AxisKind
@@ -32,7 +32,7 @@ def routes(catalogue: Catalogue) -> list[Route]:
 
     def runs(request: Request) -> Response:
         entries = tuple(catalogue.entries())
-        return sent(RunList(catalogue.root.resolve().name, __version__, entries))
+        return sent(RunList(catalogue.title, __version__, entries))
 
     def of_run(answer: Callable[[Opened, str, Request], object]) -> Callable[[Request], Response]:
         def endpoint(request: Request) -> Response:
@@ -74,13 +74,15 @@ def timeline(opened: Opened, name: str, request: Request) -> Timeline:
         given = np.asarray(column.is_valid().to_numpy(), np.bool_)
         values: Floats = column.drop_null().to_numpy().astype(np.float64)
         views.append(scalar_view(kpi, steps[given], values, screen))
-    events = opened.run.events().arrow().select(["step", "level", "text"]).slice(0, MOST_EVENTS).to_pylist()
+    events = opened.run.events().arrow().select(["step", "level", "text"])
+    newest = events.slice(max(0, len(events) - MOST_EVENTS)).to_pylist()
+    first, last = step_range(opened.run, steps) or (None, None)
     return Timeline(
         run=name,
-        first_step=int(steps[0]) if len(steps) else None,
-        last_step=int(steps[-1]) if len(steps) else None,
+        first_step=first,
+        last_step=last,
         kpis=tuple(views),
-        events=tuple(EventEntry(**event) for event in events),
+        events=tuple(EventEntry(**event) for event in newest),
     )
 
 

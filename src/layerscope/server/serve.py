@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import os
 import socket
+import sys
 import threading
 import webbrowser
 from collections.abc import Callable
@@ -12,13 +14,17 @@ from pathlib import Path
 from types import TracebackType
 
 import uvicorn
+from rich.console import Console
 
-from layerscope.errors import StateError, StoreError
+from layerscope.errors import StateError
+from layerscope.query.discover import must_be_folder
 from layerscope.server.app import create_app
 from layerscope.server.catalogue import Compactor
+from layerscope.server.compacting import compact_in_another_process
 
 PORT = 8765
 TRIES = 50
+LISTEN_S = 1.0  # some systems deliver an interrupt only between two waits
 PATIENCE_S = 0.5  # for open pages to say goodbye when the server ends
 
 
@@ -40,15 +46,14 @@ class _Server(uvicorn.Server):
 class PageServer:
     """A server that listens from the start: `with PageServer("runs") as server: server.address`.
 
-    Inside the block it serves from a thread of its own; `run()` serves in the caller's thread instead.
+    Inside the block it serves from a thread of its own: a running event loop, as a notebook has, is not disturbed.
     """
 
     def __init__(
         self, root: Path | str, *, host: str = "127.0.0.1", port: int = PORT, compactor: Compactor | None = None
     ) -> None:
         root = Path(root)
-        if not root.is_dir():
-            raise StoreError(f"There is no folder {str(root)!r}. Give a run, or a folder that holds runs.")
+        must_be_folder(root)
         self._socket = _listening(host, port)
         shown = f"[{host}]" if ":" in host else host
         self.address = f"http://{shown}:{self._socket.getsockname()[1]}/"
@@ -59,10 +64,9 @@ class PageServer:
             server_header=False,
         )
         self._server = _Server(config)
-        self._thread = threading.Thread(target=self.run, name="layerscope-server", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="layerscope-server", daemon=True)
 
-    def run(self) -> None:
-        """Serve until interrupted or stopped."""
+    def _run(self) -> None:
         try:
             self._server.run(sockets=[self._socket])
         finally:
@@ -71,7 +75,8 @@ class PageServer:
     def wait(self) -> None:
         """Return when the server has ended; the first interrupt ends it."""
         try:
-            self._thread.join()
+            while self._thread.is_alive():
+                self._thread.join(LISTEN_S)
         except KeyboardInterrupt:
             self.stop()
 
@@ -91,22 +96,37 @@ class PageServer:
         self.stop()
 
 
+def announce(address: str) -> None:
+    """Say where the page is."""
+    Console(highlight=False, soft_wrap=True).print(f"layerscope is at [bold]{address}[/bold]   (Ctrl-C ends it)")
+
+
+def has_screen() -> bool:
+    """Whether a browser window can be opened: in a bare terminal a text browser would take it over."""
+    return sys.platform in ("darwin", "win32") or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
+
+
+def open_page(address: str) -> None:
+    """Open the page in a browser, where there is a screen. The socket already listens: a quick browser waits."""
+    if has_screen():
+        threading.Thread(target=webbrowser.open, args=(address,), daemon=True).start()
+
+
 def serve(
     root: Path | str,
     *,
     host: str = "127.0.0.1",
     port: int = PORT,
     open_browser: bool = False,
-    ready: Callable[[str], None] | None = None,
-    compactor: Compactor | None = None,
+    ready: Callable[[str], None] = announce,
+    compactor: Compactor | None = compact_in_another_process,
 ) -> None:
     """Serve the page on a run or a folder of runs until interrupted; `ready` is called with its address."""
-    server = PageServer(root, host=host, port=port, compactor=compactor)
-    if ready is not None:
+    with PageServer(root, host=host, port=port, compactor=compactor) as server:
         ready(server.address)
-    if open_browser:  # the socket already listens: a quick browser waits for the first answer
-        threading.Thread(target=webbrowser.open, args=(server.address,), daemon=True).start()
-    server.run()
+        if open_browser:
+            open_page(server.address)
+        server.wait()
 
 
 def _listening(host: str, port: int) -> socket.socket:

@@ -27,7 +27,7 @@ class ScalarView:
     last_steps: Ints
     low: Floats  # NaN where a column has no finite value
     high: Floats
-    last: Floats  # NaN where the column's last value is not finite
+    last: Floats  # as it is, NaN and infinite values too
     not_finite: Ints  # NaN or infinite values in each column
 
 
@@ -54,7 +54,7 @@ def scalar_view(name: str, steps: Ints, values: Floats, screen: Screen) -> Scala
         not_finite = np.zeros(0, np.int64)
     else:
         low, high = np.fmin.reduceat(finite, grouped.starts), np.fmax.reduceat(finite, grouped.starts)
-        last = finite[ends]
+        last = values[ends]
         not_finite = np.add.reduceat(bad.astype(np.int64), grouped.starts)
     return ScalarView(
         name=name,

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 from rich import box
-from rich.console import Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.measure import Measurement
 from rich.table import Table as RichTable
 from rich.text import Text
 
+from layerscope.query.table import SHORT_LIST, cell_text
 from layerscope.records import Floats, Ints
 from layerscope.viz.scalar import kpis_in_order, scalar_view
 from layerscope.viz.screen import Screen
@@ -21,6 +26,9 @@ if TYPE_CHECKING:
 BARS = "▁▂▃▄▅▆▇█"
 BROKEN = "×"  # a value that is NaN or infinite
 MOST_ROWS = 60
+DIGITS = 5
+NARROWEST = 12  # columns of text fold to this width, not further
+WIDEST = 100_000  # what a table would like to be is measured without a limit
 STATUS_COLOURS = {"running": "green", "finished": "default", "stopped": "yellow"}
 
 
@@ -37,34 +45,95 @@ def sparkline(steps: Ints, values: Floats, width: int = 40) -> Text:
 
 
 def table(content: Table, most: int = MOST_ROWS) -> RenderableType:
-    """A table of results; of a long one the first and last rows."""
-    arrow = content.arrow()
-    shown = RichTable(box=box.SIMPLE_HEAD, pad_edge=False)
-    numeric = {name: _is_numeric(str(arrow.schema.field(name).type)) for name in content.columns}
-    for name in content.columns:
-        shown.add_column(Text(name), justify="right" if numeric[name] else "left")
-    cut = len(content) - most
-    parts = [arrow] if cut <= 0 else [arrow.slice(0, most // 2), arrow.slice(len(content) - most // 2)]
-    for at, part in enumerate(parts):
-        if at:
-            shown.add_row(*("…" for _ in content.columns))
-        for row in part.to_pylist():
-            shown.add_row(*(cell(row[name]) for name in content.columns))
-    count = Text(f"{len(content)} {'row' if len(content) == 1 else 'rows'}", "dim")
-    return Group(shown, count)
+    """A table of results; of a long one the first and last rows.
+
+    Where it is too wide for the terminal, columns with the same value in every row are said once, above it.
+    """
+    return _Results(content, most)
 
 
-def _is_numeric(kind: str) -> bool:
-    return kind.startswith(("int", "uint", "float", "double"))
+class _Results:
+    """A table that fits itself to the width it is given."""
+
+    def __init__(self, content: Table, most: int) -> None:
+        self._content, self._most = content, most
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        columns = self._content.columns
+        drawn = self._drawn(columns)
+        if drawn.natural_width(console, options) > options.max_width:
+            alike = constant_columns(self._content.arrow())
+            if alike:
+                yield Text(" · ".join(f"{name} {value}" for name, value in alike.items()), "dim")
+                drawn = self._drawn([name for name in columns if name not in alike])
+        yield drawn
+        yield Text(f"{len(self._content)} {'row' if len(self._content) == 1 else 'rows'}", "dim")
+
+    def _drawn(self, columns: Sequence[str]) -> Grid:
+        arrow, most = self._content.arrow().select(list(columns)), self._most
+        parts = [arrow] if len(arrow) <= most else [arrow.slice(0, most // 2), arrow.slice(len(arrow) - most // 2)]
+        cells: list[list[Text]] = []
+        for at, part in enumerate(parts):
+            if at:
+                cells.append([Text("…") for _ in columns])
+            cells += [[cell(row[name], name) for name in columns] for row in part.to_pylist()]
+        return Grid({name: _is_numeric(arrow.schema.field(name).type) for name in columns}, cells)
 
 
-def cell(value: object) -> Text:
+def constant_columns(content: pa.Table) -> dict[str, str]:
+    """Columns with one value in all of several rows, and that value; the first column always stays in the table."""
+    if len(content) < 2:
+        return {}
+    plain = [name for name in content.column_names[1:] if not pa.types.is_nested(content.schema.field(name).type)]
+    return {
+        name: cell(content.column(name)[0].as_py(), name).plain
+        for name in plain
+        if pc.count_distinct(content.column(name), mode="all").as_py() == 1
+    }
+
+
+class Grid:
+    """Rows under their headings: numeric columns stay whole, the others fold where the terminal is narrow.
+
+    A terminal that is too narrow even so wraps the lines itself: rather ugly than a number that lacks its exponent.
+    """
+
+    def __init__(self, columns: dict[str, bool], rows: Sequence[Sequence[Text]]) -> None:
+        self._table = RichTable(box=box.SIMPLE_HEAD, pad_edge=False)
+        self._foldable = 0  # characters that folding saves
+        for at, (name, numeric) in enumerate(columns.items()):
+            widest = max([len(name), *(row[at].cell_len for row in rows)])
+            least = widest if numeric else min(widest, NARROWEST)
+            self._foldable += widest - least
+            self._table.add_column(
+                Text(name),
+                justify="right" if numeric else "left",
+                no_wrap=numeric,
+                overflow="crop" if numeric else "fold",
+                min_width=least,
+            )
+        for row in rows:
+            self._table.add_row(*row)
+
+    def natural_width(self, console: Console, options: ConsoleOptions) -> int:
+        """The width it has where there is room."""
+        return Measurement.get(console, options.update(max_width=WIDEST), self._table).maximum
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        least = self.natural_width(console, options) - self._foldable
+        yield from console.render(self._table, options.update(max_width=max(options.max_width, least)))
+
+
+def _is_numeric(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind))
+
+
+def cell(value: object, column: str = "") -> Text:
     """One value; a name from a run is text, never markup."""
-    if isinstance(value, float):
-        return Text(f"{value:.5g}", "" if np.isfinite(value) else "bold red")
     if isinstance(value, list):
-        return Text("×".join(map(str, value)) if len(value) <= 6 else f"{len(value)} values")
-    return Text("" if value is None else str(value))
+        return Text("×".join(map(str, value)) if len(value) <= SHORT_LIST else f"{len(value)} values")
+    broken = isinstance(value, float) and not np.isfinite(value)
+    return Text(cell_text(column, value, DIGITS), "bold red" if broken else "")
 
 
 def overview(run: Run) -> RenderableType:
@@ -84,35 +153,29 @@ def overview(run: Run) -> RenderableType:
     return Group(*parts)
 
 
-def _kpis(names: list[str], columns: list[object], steps: Ints) -> RichTable:
-    shown = RichTable(box=box.SIMPLE_HEAD, pad_edge=False)
-    for name in ("KPI", "first", "last", "over the steps"):
-        shown.add_column(name, justify="right" if name in ("first", "last") else "left")
+def _kpis(names: list[str], columns: list[object], steps: Ints) -> Grid:
+    rows = []
     for name, column in zip(names, columns, strict=True):
         values = np.array(column, np.float64)  # a KPI that a step did not have is NaN here
         given = np.asarray(column.is_valid(), np.bool_)  # type: ignore[attr-defined]
         kept = values[given]
         if len(kept):
             curve = sparkline(steps[given], kept)
-            shown.add_row(Text(name), cell(float(kept[0])), cell(float(kept[-1])), curve)
-    return shown
+            rows.append([Text(name), cell(float(kept[0])), cell(float(kept[-1])), curve])
+    return Grid({"KPI": False, "first": True, "last": True, "over the steps": False}, rows)
 
 
 def _sites(run: Run) -> RenderableType:
-    rows = run.series().arrow().to_pylist()
     kinds: dict[str, list[str]] = {}
     shapes: dict[str, object] = {}
-    for row in rows:
+    for row in run.series().arrow().to_pylist():
         of_site = kinds.setdefault(row["site"], [])
         if row["kind"] not in of_site:
             of_site.append(row["kind"])
         shapes.setdefault(row["site"], row["shape"])
     if not kinds:
         return Text("No sites yet: nothing has been recorded.", "dim")
-    shown = RichTable(box=box.SIMPLE_HEAD, pad_edge=False)
-    for name in ("site", "shape", "kinds"):
-        shown.add_column(name)
-    for site in list(kinds)[:MOST_ROWS]:
-        shown.add_row(Text(site), cell(shapes[site]), Text(", ".join(kinds[site])))
+    rows = [[Text(site), cell(shapes[site]), Text(", ".join(kinds[site]))] for site in list(kinds)[:MOST_ROWS]]
+    shown = Grid({"site": False, "shape": True, "kinds": False}, rows)
     left_out = len(kinds) - MOST_ROWS
     return Group(shown, Text(f"… and {left_out} more sites", "dim")) if left_out > 0 else shown

@@ -10,11 +10,11 @@ const VIEW: ScalarView = {
   last_steps: Float64Array.of(0, 1, 2),
   low: Float64Array.of(1, Number.NaN, -2),
   high: Float64Array.of(1, Number.NaN, -2),
-  last: Float64Array.of(1, Number.NaN, -2),
+  last: Float64Array.of(1, Number.POSITIVE_INFINITY, -2),
   not_finite: Float64Array.of(0, 1, 0),
 };
 
-test("an undefined value is a gap, and so is a negative one on a logarithmic axis", () => {
+test("a value that is not finite is a gap, and so is a negative one on a logarithmic axis", () => {
   expect(lineColumns(VIEW, false)[3]).toEqual([1, null, -2]);
   expect(lineColumns(VIEW, true)[3]).toEqual([1, null, null]);
 });

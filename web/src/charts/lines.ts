@@ -19,7 +19,7 @@ export interface LineStyle {
 /** Columns as uPlot takes them: null is a gap. A logarithmic axis has no place for what is not positive. */
 export function lineColumns(view: ScalarView, log: boolean): uPlot.AlignedData {
   const drawn = (column: Float64Array): (number | null)[] =>
-    Array.from(column, (x) => (Number.isNaN(x) || (log && x <= 0) ? null : x));
+    Array.from(column, (x) => (!Number.isFinite(x) || (log && x <= 0) ? null : x));
   return [Array.from(view.last_steps), drawn(view.low), drawn(view.high), drawn(view.last)];
 }
 

@@ -1,0 +1,59 @@
+"""A look at many runs costs as much per run as a look at few."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from layerscope.server.catalogue import Catalogue
+from tests.server.runs import write_run
+
+
+def listings_of_a_look(project: Path, monkeypatch: pytest.MonkeyPatch) -> int:
+    """How many folders the second look at a project lists; the first one opens the runs."""
+    catalogue, listed = Catalogue(project), 0
+    catalogue.look()
+
+    def counted(function: object) -> object:
+        def count(*arguments: object) -> object:
+            nonlocal listed
+            listed += 1
+            return function(*arguments)  # type: ignore[operator]
+
+        return count
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "scandir", counted(os.scandir))
+        patched.setattr(os, "listdir", counted(os.listdir))
+        patched.setattr(catalogue, "_looked", (0.0, {}))
+        assert catalogue.look()
+    catalogue.close()
+    return listed
+
+
+def test_a_look_lists_as_many_folders_per_run_whatever_their_number(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = write_run(tmp_path / "model", steps=1)
+    for number in range(20):
+        shutil.copytree(run, tmp_path / "project" / f"run-{number}")
+    few = listings_of_a_look(tmp_path / "project", monkeypatch)
+    for number in range(20, 40):
+        shutil.copytree(run, tmp_path / "project" / f"run-{number}")
+    assert listings_of_a_look(tmp_path / "project", monkeypatch) <= 2 * few
+
+
+def test_a_run_that_vanished_is_not_kept_open(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "first", steps=1)
+    catalogue = Catalogue(tmp_path)
+    before = catalogue.open("first")
+    assert list(catalogue.look()) == ["first"]
+    shutil.move(run, tmp_path / "second")
+    catalogue._looked = (0.0, {})
+    assert list(catalogue.look()) == ["second"]
+    shutil.move(tmp_path / "second", run)
+    assert catalogue.open("first") is not before
+    catalogue.close()
