@@ -30,8 +30,8 @@ class ListSink:
     def summaries(self) -> list[Summaries]:
         return [record for record in self.records if isinstance(record, Summaries)]
 
-    def events(self) -> list[Event]:
-        return [record for record in self.records if isinstance(record, Event)]
+    def warnings(self) -> list[Event]:
+        return [record for record in self.records if isinstance(record, Event) and record.level == "warning"]
 
     def moments(
         self, site: str, kind: Kind, *, step: int = 0, port: str | None = None, mode: Mode = Mode.TRAIN

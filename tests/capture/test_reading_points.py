@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -12,6 +15,7 @@ from layerscope.capture.schedule import Schedule
 from layerscope.capture.torch.targets import choose
 from layerscope.capture.torch.watching import record
 from layerscope.records import Kind, Kpi, Mode, Reading
+from layerscope.stats import spec
 from tests.capture.models import Hooked, Mlp, Recurrent, Structured
 from tests.capture.sinks import ListSink
 
@@ -215,8 +219,8 @@ def test_a_tensor_that_cannot_be_read_is_named_once_and_left_out() -> None:
         for _ in range(3):
             model(torch.eye(3).to_sparse())
         run.step(loss=1.0)
-    assert len(sink.events()) == 1
-    assert "(model)" in sink.events()[0].text
+    assert len(sink.warnings()) == 1
+    assert "(model)" in sink.warnings()[0].text
 
 
 def test_a_bug_in_a_listener_is_reported_once_and_does_not_reach_the_training(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -231,4 +235,101 @@ def test_a_bug_in_a_listener_is_reported_once_and_does_not_reach_the_training(mo
         run.step(loss=2.0)
     assert sink.summaries() == []
     assert [r.value for r in sink.records if isinstance(r, Kpi)] == [1.0, 2.0]
-    assert len(sink.events()) == 1
+    assert len(sink.warnings()) == 1
+
+
+def test_forwards_in_threads_keep_their_own_numbers() -> None:
+    class Constant(nn.Module):
+        def __init__(self, value: float) -> None:
+            super().__init__()
+            self.value = value
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x * 0 + self.value
+
+    model = nn.ModuleList(Constant(float(i + 1)) for i in range(6))
+    sink, run = watching(model)
+    x = torch.randn(2000)
+    with run, ThreadPoolExecutor(6) as pool:
+        for _ in range(20):
+            list(pool.map(lambda module: [module(x) for _ in range(3)], model))
+            run.step()
+    assert sink.warnings() == []
+    for summaries in sink.summaries():
+        for number, peak in zip(summaries.series, summaries.moments[:, spec.COLUMN["max"]], strict=True):
+            assert peak == float(sink.series[number].site.split("#")[0]) + 1
+
+
+def test_calls_are_numbered_within_one_outermost_call() -> None:
+    model = nn.ModuleDict({"generator": Mlp(), "critic": Mlp()})
+    sink, run = watching(model)
+    with run:
+        for _ in range(3):  # the container itself is never called
+            model["critic"](torch.randn(4, 6))
+            model["generator"](torch.randn(4, 6))
+        with pytest.raises(RuntimeError):
+            model["critic"](torch.randn(4, 7))  # fails inside, and is tried again
+        model["critic"](torch.randn(4, 6))
+        run.step()
+    assert not [s.site for s in sink.series if "#" in s.site]
+    assert sink.stat("count", "critic.layers.3", Kind.OUTPUT) == 4 * 4 * 3
+
+
+def test_replaced_parameters_and_added_modules_are_read_from_the_next_step_on() -> None:
+    model = nn.Sequential(nn.Linear(2, 2))
+    sink, run = watching(model)
+    with run:
+        run.step()
+        model.load_state_dict({"0.weight": torch.full((2, 2), 7.0), "0.bias": torch.zeros(2)}, assign=True)
+        model.append(nn.Linear(2, 3))
+        run.step()
+        model(torch.randn(1, 2))
+        run.step()
+    assert sink.stat("max", "0.weight", Kind.WEIGHT, step=2) == 7.0
+    assert sink.stat("count", "1", Kind.OUTPUT, step=2) == 3
+
+
+def test_a_weight_written_through_data_is_read_as_it_is() -> None:
+    class Itself(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(3))
+
+        def forward(self) -> Tensor:
+            return self.weight
+
+    model = Itself()
+    sink, run = watching(model)
+    with run:
+        model()
+        model.weight.data.add_(4.0)
+        run.step()
+    assert sink.stat("max", "weight", Kind.WEIGHT) == 5.0
+
+
+def test_an_unset_field_of_a_dataclass_is_passed_over() -> None:
+    @dataclass
+    class Partial:
+        logits: Tensor
+        cache: Tensor = field(init=False)
+
+    class Gives(nn.Module):
+        def forward(self, x: Tensor) -> Partial:
+            return Partial(x)
+
+    model = Gives()
+    sink, run = watching(model)
+    with run:
+        model(torch.randn(2))
+        run.step()
+    assert [s.port for s in sink.series] == ["output.logits"]
+
+
+def test_a_lazy_module_is_read_once_it_has_its_parameters() -> None:
+    model = nn.Sequential(nn.LazyLinear(3))
+    sink, run = watching(model)
+    with run:
+        run.step()
+        model(torch.randn(2, 5))
+        run.step()
+    assert sink.stat("count", "0.weight", Kind.WEIGHT, step=1) == 15

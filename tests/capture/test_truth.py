@@ -119,15 +119,41 @@ def test_an_idle_step_has_no_hook_in_place(tmp_path: Path) -> None:
         assert not any(hooks_of(model))
 
 
-def test_a_model_can_be_copied_and_saved_while_it_is_watched(tmp_path: Path) -> None:
+def doubled(module: nn.Module, args: object, output: Tensor) -> Tensor:
+    return output * 2
+
+
+@pytest.mark.parametrize("own_hook", [False, True])
+def test_a_model_can_be_copied_and_saved_while_it_is_watched(own_hook: bool, tmp_path: Path) -> None:
     model = MODELS["mlp"]()
-    with ls.watch(model, to=tmp_path / "run", every=1):
+    if own_hook:
+        model.get_submodule("layers.0").register_forward_hook(doubled)
+    before = hooks_of(model)
+    with ls.watch(model, to=tmp_path / "run", every=1) as run:
         model(torch.randn(4, 6))
         twin = copy.deepcopy(model)
         file = io.BytesIO()
         torch.save(model, file)
-    assert not any(hooks_of(twin))
+        twin(torch.randn(4, 6))  # a copy, such as a moving average, is not the watched model
+        run.step()
+    assert hooks_of(twin) == before
     assert b"layerscope" not in file.getvalue()
+    assert ls.open(tmp_path / "run").stats("layers.3", stat="count")["count"] == [4 * 3]
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
+@pytest.mark.slow
+@pytest.mark.parametrize("inner", [False, True])
+def test_a_compiled_model_trains_as_if_nobody_watched(inner: bool, tmp_path: Path) -> None:
+    model = MODELS["mlp"]().eval()
+    x = torch.randn(4, 6)
+    torch._dynamo.reset()
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+    with ls.watch(model if inner else compiled, to=tmp_path / "run", every=2) as run:  # type: ignore[arg-type]
+        for _ in range(3):
+            assert torch.equal(compiled(x), model(x))
+            run.step(loss=1.0)
+    assert ls.open(tmp_path / "run").status() == "finished"
 
 
 def test_disabled_by_the_environment_watch_does_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 import layerscope as ls
-from layerscope.errors import BusyError, FormatError, SelectError, StateError, StoreError
+from layerscope.errors import BusyError, FormatError, LayerscopeWarning, SelectError, StateError, StoreError
 from tests.capture.models import Mlp
 
 
@@ -63,11 +65,67 @@ def test_two_recorders_cannot_write_one_run(tmp_path: Path) -> None:
         ls.watch(Mlp(), to=tmp_path / "run", resume=True)
 
 
-def test_a_taken_name_gets_a_suffix(tmp_path: Path) -> None:
-    for _ in range(2):
-        with ls.watch(Mlp(), to=tmp_path / "run") as run:
-            run.step(loss=1.0)
+def test_a_taken_name_gets_a_suffix_and_the_user_is_told(tmp_path: Path) -> None:
+    with ls.watch(Mlp(), to=tmp_path / "run") as run:
+        assert run.path == tmp_path / "run"
+    with pytest.warns(LayerscopeWarning, match="run is taken: this run is recorded to .*run-2"):
+        again = ls.watch(Mlp(), to=tmp_path / "run")
+    again.close()
+    assert again.path == tmp_path / "run-2"
+    assert "run-2" in repr(again)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["run", "run-2"]
+
+
+def test_resuming_counts_steps_without_kpis_and_takes_a_checkpoints_step(tmp_path: Path) -> None:
+    with ls.watch(Mlp(), to=tmp_path / "run", every=10) as run:
+        for _ in range(25):
+            run.step()
+    with ls.watch(Mlp(), to=tmp_path / "run", resume=True) as run:
+        assert run.current_step == 25
+        run.step(loss=1.0)
+    with ls.watch(Mlp(), to=tmp_path / "run", resume=25) as run:
+        run.step(loss=2.0)
+    assert ls.open(tmp_path / "run").kpis()["loss"] == [2.0]  # the later one counts
+    with pytest.raises(StateError, match="resume needs `to`"):
+        ls.watch(Mlp(), resume=True)
+
+
+def test_a_watch_that_fails_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads = threading.active_count()
+    monkeypatch.setattr("layerscope.capture.torch.watching.module_graph", lambda model: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        ls.watch(Mlp(), to=tmp_path / "run")
+    assert threading.active_count() == threads
+    assert ls.open(tmp_path / "run").status() != "running"
+
+
+@pytest.mark.parametrize("words", [{"sites": []}, {"kinds": []}, {"sites": "layers.1", "kinds": "weight"}])
+def test_words_that_select_nothing_are_refused(words: dict[str, Any], tmp_path: Path) -> None:
+    with pytest.raises(SelectError, match="Nothing would be recorded"):
+        ls.watch(Mlp(), to=tmp_path / "run", **words)
+
+
+def test_a_modules_name_selects_its_own_parameters(tmp_path: Path) -> None:
+    with ls.watch(Mlp(), to=tmp_path / "run", every=1, sites="layers.0", kinds="weight") as run:
+        run.step()
+    assert set(ls.open(tmp_path / "run").stats(stat="rms")["site"]) == {"layers.0.weight", "layers.0.bias"}
+
+
+def test_the_optimizer_of_another_model_is_noticed(tmp_path: Path) -> None:
+    with pytest.warns(LayerscopeWarning, match="none of the model's parameters"):
+        ls.watch(Mlp(), torch.optim.SGD(Mlp().parameters()), to=tmp_path / "run").close()
+
+
+def test_kpis_that_sql_cannot_tell_apart_are_refused(tmp_path: Path) -> None:
+    with ls.watch(Mlp(), to=tmp_path / "run") as run, pytest.raises(StateError, match="'loss' and 'Loss' differ only"):
+        run.step(loss=1.0, Loss=2.0)
+
+
+def test_a_disabled_recorder_still_counts_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LAYERSCOPE_DISABLED", "1")
+    run = ls.watch(Mlp())
+    run.step(loss=1.0)
+    assert run.current_step == 1
 
 
 def test_a_kpi_that_is_no_number_is_named(tmp_path: Path) -> None:
@@ -85,6 +143,8 @@ def test_a_kpi_cannot_take_the_name_of_a_column(tmp_path: Path) -> None:
 def test_a_schedule_that_records_nothing_is_refused() -> None:
     with pytest.raises(StateError, match="every=0 records no step"):
         ls.Schedule(every=0)
+    with pytest.raises(StateError, match="every='10' is not a whole number"):
+        ls.Schedule(every="10")  # type: ignore[arg-type]
     with pytest.raises(StateError, match="stop=5 is not after start=10"):
         ls.Schedule(start=10, stop=5)
 

@@ -31,17 +31,16 @@ class Collector:
         self._rows: dict[int, list[int]] = {}
         self._lock = threading.Lock()  # forward hooks may run in several threads
 
-    def summarize(self, tensor: object) -> int:
-        """Row of the tensor's summary in this step."""
-        return self._add_tensor(self._arena, tensor)
-
-    def assign(self, row: int, identity: Identity, shape: tuple[int, ...]) -> None:
-        """Count a summarised row into a series."""
+    def add(self, tensor: object, identity: Identity, shape: tuple[int, ...], row: int | None = None) -> int:
+        """Count a tensor into a series; `row` is that of its summary if this step already made it. Gives the row."""
         with self._lock:
+            if row is None:
+                row = self._add_tensor(self._arena, tensor)
             number = self._numbers.get(identity)
             if number is None:
                 number = self._numbers[identity] = self._sink.series_id(Series(*identity, shape))
             self._rows.setdefault(number, []).append(row)
+            return row
 
     def finish(self, step: int) -> None:
         """Hand the step's summaries to the sink and start over."""

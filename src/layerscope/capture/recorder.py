@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, SupportsFloat
 
 from layerscope.capture.schedule import Schedule
@@ -39,10 +40,12 @@ class Recorder:
     """
 
     def __init__(self, sink: Sink, listener: Listener, schedule: Schedule, first_step: int = 0) -> None:
+        self.path: Path | None = None  # the run's folder, where there is one
         self._sink = sink
         self._listener = listener
         self._schedule = schedule
-        self._step = first_step
+        self._first_step = self._step = first_step
+        self._names: dict[str, str] = {}
         self._listening = False
         self._closed = False
         self._listen()
@@ -55,7 +58,7 @@ class Recorder:
     def step(self, **kpis: SupportsFloat) -> None:
         """End the step in progress; keywords are KPIs of it, such as its loss."""
         self._must_be_open("step()")
-        numbers = {name: _number(name, value) for name, value in kpis.items()}
+        numbers = {self._name(name): _number(name, value) for name, value in kpis.items()}
         if self._listening:
             self._listener.finish(self._step)
         now = time.time()
@@ -77,7 +80,22 @@ class Recorder:
         if self._listening:
             self._listener.detach()
             self._listening = False
+        if self._step > self._first_step:  # also steps without KPIs count when the run is resumed
+            self._sink.put(Event(self._step - 1, "info", "Recording ended.", time.time()))
         self._sink.close()
+
+    def _name(self, name: str) -> str:
+        """A KPI's name, if tables and SQL, which ignores case, can tell it from the others."""
+        if name in COLUMNS:
+            raise StateError(
+                f"A KPI cannot be called {name!r}: every table of KPIs has a column of that name. Rename it."
+            )
+        first = self._names.setdefault(name.lower(), name)
+        if first != name:
+            raise StateError(
+                f"The KPIs {first!r} and {name!r} differ only in case, which SQL ignores. Rename one of them."
+            )
+        return name
 
     def _listen(self) -> None:
         wanted = self._schedule.wants(self._step)
@@ -99,20 +117,22 @@ class Recorder:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
+    def __repr__(self) -> str:
+        state = "closed" if self._closed else f"step {self._step}"
+        return f"{type(self).__name__}({str(self.path) if self.path else 'nowhere'!r}, {state})"
+
 
 class DisabledRecorder(Recorder):
     """A recorder that records nothing: what `watch` returns when LAYERSCOPE_DISABLED is set."""
 
     def __init__(self) -> None:
+        self.path = None
+        self._step = 0
         self._closed = False
 
-    @property
-    def current_step(self) -> int:
-        """Always 0: nothing is counted."""
-        return 0
-
     def step(self, **kpis: SupportsFloat) -> None:
-        """Do nothing."""
+        """Count the step, and nothing else."""
+        self._step += 1
 
     def note(self, text: str) -> None:
         """Do nothing."""
@@ -122,8 +142,6 @@ class DisabledRecorder(Recorder):
 
 
 def _number(name: str, value: SupportsFloat) -> float:
-    if name in COLUMNS:
-        raise StateError(f"A KPI cannot be called {name!r}: every table of KPIs has a column of that name. Rename it.")
     # A tensor that requires grad warns when it is turned into a number, a detached one does not.
     detach = getattr(value, "detach", None)
     try:

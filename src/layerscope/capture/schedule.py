@@ -20,6 +20,10 @@ class Schedule:
     stop: int | None = None
 
     def __post_init__(self) -> None:
+        for name in ("every", "start", "stop"):
+            value = getattr(self, name)
+            if not isinstance(value, int) and not (name == "stop" and value is None):
+                raise StateError(f"{name}={value!r} is not a whole number of steps.")
         if self.every < 1:
             raise StateError(f"every={self.every} records no step. Give 1 for every step, 10 for every tenth.")
         if self.stop is not None and self.stop <= self.start:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 
 import numpy as np
 import pyarrow as pa
 
-from layerscope.records import Bytes, Floats, Ids, Ints
+from layerscope.records import Floats, Ids, Ints
 from layerscope.stats import derive, spec
+from layerscope.store.order import key_columns, places
+from layerscope.store.reader import encoded
 
 #: What tells one history from another, in the order of the columns of every table.
 IDENTITY = ("site", "port", "kind", "mode", "dtype", "reading", "rank")
@@ -43,46 +46,24 @@ def moments_of(rows: pa.Table) -> dict[str, Floats]:
     return {name: rows.column(name).to_numpy().astype(np.float64) for name in rows.column_names if name in spec.COLUMN}
 
 
-def keys(table: pa.Table, fields: tuple[str, ...], like: pa.Table | None = None) -> Ints:
-    """One integer per row, equal where all fields are; comparable between `table` and `like`."""
-    key = np.zeros(table.num_rows, np.int64)
-    for field in fields:
-        values = ints(table, field)
-        others = ints(like, field) if like is not None else values
-        distinct = np.unique(np.concatenate((values, others)))
-        key = key * len(distinct) + np.searchsorted(distinct, values)
-    return key
-
-
-def places(wanted: Ints, among: Ints) -> Ints:
-    """Where each wanted key stands among the others, −1 where it does not."""
-    if len(among) == 0:
-        return np.full(len(wanted), -1)
-    order = np.argsort(among, kind="stable")
-    at = np.minimum(np.searchsorted(among, wanted, sorter=order), len(among) - 1)
-    found = order[at]
-    return np.where(among[found] == wanted, found, -1)
-
-
 def named(rows: pa.Table, series: pa.Table) -> tuple[pa.Table, pa.Table, Ints]:
     """Rows that belong to the given series, in the series' order and by step; what each belongs to; which series."""
-    at = places(keys(rows, ("rank", "series"), series), keys(series, ("rank", "series"), rows))
+    fields = ("rank", "series")
+    at = places(key_columns(rows, fields), key_columns(series, fields))
     order = np.lexsort((ints(rows, "step"), at))
     order = order[at[order] >= 0]
     return rows.take(pa.array(order)), series.take(pa.array(at[order])), at[order]
 
 
-def encoded(bits: pa.Table) -> tuple[Bytes, Ints, Bytes]:
-    """Mantissa bits, offsets and bytes of a table's bit-counts; a row without any counts as empty."""
-    column = bits.column("counts").combine_chunks().cast(pa.large_binary())
-    column = column if isinstance(column, pa.LargeBinaryArray) else pa.concat_arrays(column.chunks)
-    if len(column) == 0:
-        return np.zeros(0, np.uint8), np.zeros(1, np.int64), np.zeros(0, np.uint8)
-    _, offsets, content = column.buffers()
-    at = np.frombuffer(offsets, np.int64)[column.offset : column.offset + len(column) + 1]
-    stored = np.frombuffer(content, np.uint8) if content is not None else np.zeros(0, np.uint8)
-    m = bits.column("m").fill_null(spec.COARSE_M).to_numpy().astype(np.uint8)
-    return m, at, stored[at[0] : at[-1]]
+def decoded(rows: pa.Table, bits: pa.Table) -> derive.BitRows:
+    """The bit-counts of each row, clipped to its extremes; of a row whose bit-counts were dropped, none."""
+    fields = ("rank", "series", "session", "step")
+    at = places(key_columns(rows, fields), key_columns(bits, fields))
+    present = np.flatnonzero(at >= 0)
+    found = derive.decode_bits(*encoded(bits.take(pa.array(at[present]))))
+    moments = moments_of(rows)
+    whole = dataclasses.replace(found, rows=len(at), row=present[found.row])
+    return derive.clip(whole, moments["min"], moments["max"])
 
 
 def assembled(rows: pa.Table, identity: pa.Table, columns: dict[str, pa.Array]) -> pa.Table:

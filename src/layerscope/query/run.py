@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
+from layerscope.errors import SelectError
 from layerscope.query import rows, sql
 from layerscope.query.table import Table
 from layerscope.records import Floats, Graph, Ints
@@ -100,6 +101,8 @@ class Run:
         All steps of a series share their `bins` edges, from its smallest to its largest value. `counts` add up to
         the finite elements; inside a bucket of the summary (12 % wide) they are interpolated.
         """
+        if bins < 1:
+            raise SelectError(f"bins={bins} leaves nothing to count into. Give at least 1.")
         read, identity, owner, bits = self._decoded(self._chosen(sites, kind, mode), steps)
         moments = rows.moments_of(read)
         edges, counts = rows.binned(owner, moments, bits, bins)
@@ -150,13 +153,7 @@ class Run:
         """Moments of the chosen series, what each row belongs to, which series that is, and its bit-counts."""
         numbers = rows.numbers(chosen)
         read, identity, owner = rows.named(self._reader.moments(numbers, steps), chosen)
-        bits = self._reader.bits(numbers, steps)
-        fields = ("rank", "series", "session", "step")
-        at = rows.places(rows.keys(read, fields, bits), rows.keys(bits, fields, read))
-        aligned = bits.select(["m", "counts"]).take(pa.array(at, mask=at < 0))
-        moments = rows.moments_of(read)
-        decoded = derive.decode_bits(*rows.encoded(aligned))
-        return read, identity, owner, derive.clip(decoded, moments["min"], moments["max"])
+        return read, identity, owner, rows.decoded(read, self._reader.bits(numbers, steps))
 
     def __repr__(self) -> str:
         sites = len(set(self._reader.series().column("site").to_pylist()))

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass
+from types import NoneType
 
 from torch import Tensor
 
+_PLAIN = frozenset((NoneType, bool, int, float, str))
 DEEPEST = 8  # a structure nested deeper than this is a graph of objects, not a result
 
 
@@ -22,6 +24,22 @@ def tensors_in(value: object, port: str, depth: int = 0) -> Iterator[tuple[str, 
             yield from tensors_in(item, f"{port}.{key}", depth + 1)
 
 
+def gather(value: object, found: list[Tensor]) -> list[Tensor]:
+    """The same tensors without their ports, added to `found`: quicker, for calls that happen a thousand times."""
+    kind = type(value)
+    if isinstance(value, Tensor):
+        found.append(value)
+    elif kind is tuple or kind is list:
+        for item in value:  # type: ignore[attr-defined]  # mypy does not follow `kind`
+            gather(item, found)
+    elif kind is dict:
+        for item in value.values():  # type: ignore[attr-defined]
+            gather(item, found)
+    elif kind not in _PLAIN:
+        found.extend(tensor for _, tensor in tensors_in(value, ""))
+    return found
+
+
 def _items(value: object) -> Iterator[tuple[object, object]]:
     if isinstance(value, Mapping):
         yield from value.items()
@@ -29,4 +47,4 @@ def _items(value: object) -> Iterator[tuple[object, object]]:
         yield from enumerate(value)
     elif is_dataclass(value) and not isinstance(value, type):
         for field in fields(value):
-            yield field.name, getattr(value, field.name)
+            yield field.name, getattr(value, field.name, None)  # a field may never have been set
