@@ -11,18 +11,40 @@ from typing import TYPE_CHECKING
 from layerscope.version import __version__
 
 if TYPE_CHECKING:
-    from layerscope.api import open, ui, watch
+    from layerscope.api import draw, open, summary, trace, tracing, ui, watch
     from layerscope.capture.schedule import Schedule
+    from layerscope.compared import compare
     from layerscope.errors import LayerscopeError
-    from layerscope.query.run import Run
+    from layerscope.recorded import Run
+    from layerscope.traced import Trace
 
-__all__ = ["LayerscopeError", "Run", "Schedule", "__version__", "open", "ui", "watch"]
+__all__ = [
+    "LayerscopeError",
+    "Run",
+    "Schedule",
+    "Trace",
+    "__version__",
+    "compare",
+    "draw",
+    "open",
+    "summary",
+    "trace",
+    "tracing",
+    "ui",
+    "watch",
+]
 
 _HOME = {
     "LayerscopeError": "layerscope.errors",
-    "Run": "layerscope.query.run",
+    "Run": "layerscope.recorded",
     "Schedule": "layerscope.capture.schedule",
+    "Trace": "layerscope.traced",
+    "compare": "layerscope.compared",
+    "draw": "layerscope.api",
     "open": "layerscope.api",
+    "summary": "layerscope.api",
+    "trace": "layerscope.api",
+    "tracing": "layerscope.api",
     "ui": "layerscope.api",
     "watch": "layerscope.api",
 }

@@ -23,12 +23,16 @@ MAY_IMPORT = {
     "viz": {*BASE, "query", "diagnose", "stats.spec", "stats.derive"},
     "server": {*BASE, "store", "query", "diagnose", "viz", "version"},
     "cli": {*BASE, "api", "query", "store", "viz", "server", "version", "select"},
-    "api": {*BASE, "capture", "store", "query", "server", "select"},
     "traced": {*BASE, "query", "store", "viz"},
-    "__init__": {"api", "capture", "errors", "query", "version"},
+    "compared": {*BASE, "query", "traced"},
+    "recorded": {"query", "store", "traced"},
+    "summarised": {*BASE, "query", "viz"},
+    "passes": {*BASE, "capture", "query", "traced"},
+    "api": {*BASE, "capture", "store", "query", "server", "select", "passes", "recorded", "summarised", "traced"},
+    "__init__": {"api", "capture", "compared", "errors", "recorded", "traced", "version"},
 }
 FRAMEWORKS = {"torch", "jax", "flax"}
-FRAMEWORK_HOMES = ("capture/torch/", "capture/jax/", "stats/torch", "stats/jax", "integrations/", "cli/demo")
+FRAMEWORK_HOMES = ("capture/torch/", "capture/jax/", "stats/torch", "stats/jax", "integrations/", "passes", "cli/demo")
 
 
 def imported(tree: ast.Module) -> Iterator[tuple[int, str]]:

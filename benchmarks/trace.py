@@ -1,0 +1,195 @@
+"""What a trace costs beyond the plain forward: one thread, CPU time, interleaved, medians.
+
+python -m benchmarks.trace [--json PATH] [--repeat 7] [--torchlens PYTHON]
+
+PYTHON is the interpreter of another environment in which torchlens and transformers are installed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import time
+import tracemalloc
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from benchmarks.trace_subjects import SUBJECTS, Subject, loop
+from layerscope.capture.torch.describe import describe
+from layerscope.capture.torch.tracer import Tracer
+from layerscope.query.layers import name_layers
+
+Row = dict[str, str]
+FIRST_TRACE = """
+import time, torch
+from torch import nn
+from layerscope.capture.torch.describe import describe
+from layerscope.capture.torch.tracer import Tracer
+model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(288, 10), nn.Dropout())
+x = torch.randn(2, 3, 8, 8)
+model(x)
+for _ in range(2):
+    began = time.perf_counter()
+    with Tracer(model, keep=True) as tracer:
+        model(x)
+    describe(tracer, "model", None, None)
+    print(time.perf_counter() - began)
+"""
+
+
+def interleaved(tasks: dict[str, Callable[[], object]], repeat: int) -> dict[str, float]:
+    """Median CPU seconds of each task; each round runs all of them, so that a slow moment hits all alike."""
+    taken: dict[str, list[float]] = {name: [] for name in tasks}
+    for _ in range(repeat + 1):
+        for name, task in tasks.items():
+            began = time.process_time()
+            task()
+            taken[name].append(time.process_time() - began)
+    return {name: statistics.median(times[1:]) for name, times in taken.items()}
+
+
+def traced(subject: Subject, *, keep: bool, gradients: bool = True) -> Callable[[], Tracer]:
+    def run() -> Tracer:
+        with Tracer(subject.model, keep=keep, gradients=gradients) as tracer:
+            subject.model(*subject.inputs)
+        return tracer
+
+    return run
+
+
+def looked_up(subject: Subject) -> Callable[[], object]:
+    """Trace, record, and the names of all layers."""
+
+    def run() -> object:
+        record = describe(traced(subject, keep=True)(), "model", None, None)
+        return name_layers(record.operations, [record.calls[operation.call].path for operation in record.operations])
+
+    return run
+
+
+def plain(subject: Subject) -> Callable[[], object]:
+    return lambda: subject.model(*subject.inputs)
+
+
+def row(what: str, measured: str, limit: str = "", *, kept: bool = True) -> Row:
+    return {"what": what, "measured": measured, "limit": limit, "kept": "" if not limit else "yes" if kept else "NO"}
+
+
+def loops(repeat: int) -> list[Row]:
+    rows = []
+    per_op: dict[tuple[str, int], float] = {}
+    for operations in (1000, 2000, 10_000):
+        subject = loop(operations)
+        taken = interleaved(
+            {"plain": plain(subject), "names": traced(subject, keep=False), "values": traced(subject, keep=True)},
+            repeat,
+        )
+        for kind, limit in (("names", 15), ("values", 20)):
+            cost = per_op[kind, operations] = (taken[kind] - taken["plain"]) / operations * 1e6
+            what = {"names": "metadata only", "values": "saving everything"}[kind]
+            rows.append(
+                row(f"loop of {operations:,}, {what}", f"{cost:.1f} µs per op", f"{limit} µs", kept=cost <= limit)
+            )
+    for kind in ("names", "values"):
+        growth = per_op[kind, 10_000] / per_op[kind, 1000]
+        rows.append(row(f"cost per op at 10,000 against 1,000, {kind}", f"{growth:.2f} ×", "1.3 ×", kept=growth <= 1.3))
+    return rows
+
+
+def gradients(repeat: int) -> list[Row]:
+    rows = []
+    for operations in (2000, 10_000):
+        subject = loop(operations)
+        subject.inputs[0].requires_grad_()
+        with torch.enable_grad():
+            taken = interleaved(
+                {
+                    "plain": plain(subject),
+                    "without": traced(subject, keep=True, gradients=False),
+                    "with": traced(subject, keep=True),
+                },
+                repeat,
+            )
+        cost = (taken["with"] - taken["without"]) / operations * 1e6
+        rows.append(row(f"loop of {operations:,} with grad: catching gradients", f"{cost:.1f} µs per op"))
+    return rows
+
+
+def models(repeat: int) -> tuple[list[Row], dict[str, float]]:
+    """Rows, and the seconds that a trace with names adds to each subject."""
+    rows: list[Row] = []
+    added: dict[str, float] = {}
+    for name, make in SUBJECTS.items():
+        subject = make()
+        tasks = {"plain": plain(subject), "trace": traced(subject, keep=True), "names": looked_up(subject)}
+        taken = interleaved(tasks, repeat)
+        added[name] = taken["names"] - taken["plain"]
+        if name == "GPT-2":
+            ratio = taken["trace"] / taken["plain"]
+            rows.append(row("GPT-2 traced, against plain", f"{ratio:.2f} ×", "1.3 ×", kept=ratio <= 1.3))
+            with torch.enable_grad():
+                taken = interleaved({"plain": plain(subject), "trace": traced(subject, keep=True)}, repeat)
+            rows.append(row("GPT-2 with grad, catching gradients", f"{taken['trace'] / taken['plain']:.2f} ×"))
+        limit = {"loop of 2,000": 0.2, "GPT-2": 0.5, "Swinv2-base": 0.5}[name]
+        rows.append(row(f"{name}: trace and names", f"{added[name]:.3f} s", f"{limit} s", kept=added[name] < limit))
+    return rows, added
+
+
+def first_trace(repeat: int) -> list[Row]:
+    excess = []
+    for _ in range(max(3, repeat // 2)):
+        done = subprocess.run([sys.executable, "-c", FIRST_TRACE], capture_output=True, text=True, check=True)
+        first, second = map(float, done.stdout.split())
+        excess.append((first - second) * 1000)
+    middle = statistics.median(excess)
+    return [row("first trace of a process, beyond the second", f"{middle:.0f} ms", "50 ms", kept=middle <= 50)]
+
+
+def memory() -> list[Row]:
+    run = traced(loop(10_000), keep=False)
+    run()
+    tracemalloc.start()
+    tracer = run()
+    held = tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    return [row("memory for names and places", f"{held / len(tracer.ops.nodes):.0f} bytes per op")]
+
+
+def against_torchlens(python: str, added: dict[str, float], repeat: int) -> list[Row]:
+    script = Path(__file__).with_name("trace_torchlens.py")
+    done = subprocess.run([python, str(script), str(max(1, repeat // 3))], capture_output=True, text=True, check=True)
+    theirs: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    rows = []
+    for name, seconds in theirs.items():
+        ratio, wanted = seconds / added[name], 100 if name.startswith("loop") else 20
+        text = f"{seconds:.2f} s, {ratio:.0f} × ours"
+        rows.append(row(f"torchlens adds to {name}", text, f"{wanted} ×", kept=ratio >= wanted))
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--repeat", type=int, default=7)
+    parser.add_argument("--torchlens", metavar="PYTHON")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    with torch.no_grad():
+        rows = loops(options.repeat) + gradients(options.repeat)
+        model_rows, added = models(options.repeat)
+        rows += model_rows + first_trace(options.repeat) + memory()
+    if options.torchlens:
+        rows += against_torchlens(options.torchlens, added, options.repeat)
+    for line in rows:
+        print(f"{line['what']:<60} {line['measured']:>24} {line['limit']:>9} {line['kept']}")
+    if options.json:
+        options.json.write_text(json.dumps(rows, indent=1))
+
+
+if __name__ == "__main__":
+    main()

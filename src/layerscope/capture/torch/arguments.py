@@ -1,0 +1,114 @@
+"""A call's arguments without its tensors: a skeleton that holds none of them alive, and can be filled again."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import fields, is_dataclass
+from types import EllipsisType, NoneType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+HOLE = object()  # stands where a tensor was; a class of our own would be followed by the garbage collector
+POSITIONS = tuple(str(at) for at in range(64))
+
+_PLAIN = frozenset(
+    (int, float, bool, NoneType, str, complex, EllipsisType, torch.dtype, torch.device, torch.layout, torch.Size,
+     torch.memory_format, torch.Generator)
+)  # fmt: skip
+
+Found = list[
+    Any
+]  # argument, tensor, argument, tensor …: flat, since a pair for each would burden the garbage collector
+
+
+def take_apart(args: tuple[Any, ...], kwargs: dict[str, Any], found: Found) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """The arguments with holes for tensors, keyword arguments as name, value, name …; `found` gets the tensors."""
+    skeleton = []
+    for at, value in enumerate(args):
+        kind = type(value)
+        if kind is Tensor or kind is Parameter:
+            found.append(POSITIONS[at] if at < 64 else str(at))
+            found.append(value)
+            skeleton.append(HOLE)
+        elif kind in _PLAIN:
+            skeleton.append(value)
+        else:
+            skeleton.append(_apart(value, str(at), found))
+    if not kwargs:
+        return tuple(skeleton), ()
+    return tuple(skeleton), tuple([part for at, value in kwargs.items() for part in (at, _apart(value, at, found))])
+
+
+def put_together(
+    args: tuple[Any, ...], kwargs: dict[str, Any], tensor_at: Callable[[str], Any]
+) -> tuple[list[Any], dict[str, Any]]:
+    """The arguments with every hole filled by what `tensor_at` gives for its place."""
+    filled = [_fill(value, str(at), tensor_at) for at, value in enumerate(args)]
+    return filled, {name: _fill(value, name, tensor_at) for name, value in kwargs.items()}
+
+
+def holes(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[str], list[Tensor]]:
+    """The places of all holes, in order; and tensors that were left in, of which there should be none."""
+    places: list[str] = []
+    left: list[Tensor] = []
+
+    def visit(value: Any, at: str) -> None:
+        if value is HOLE:
+            places.append(at)
+        elif isinstance(value, Tensor):
+            left.append(value)
+        else:
+            rebuild(value, at, visit)
+
+    for at, value in enumerate(args):
+        visit(value, str(at))
+    for name, value in kwargs.items():
+        visit(value, name)
+    return places, left
+
+
+def _apart(value: Any, at: str, found: Found) -> Any:
+    if type(value) in _PLAIN:
+        return value
+    if isinstance(value, Tensor):
+        found.append(at)
+        found.append(value)
+        return HOLE
+    return rebuild(value, at, lambda item, place: _apart(item, place, found))
+
+
+def _fill(value: Any, at: str, tensor_at: Callable[[str], Any]) -> Any:
+    if value is HOLE:
+        return tensor_at(at)
+    if type(value) in _PLAIN:
+        return value
+    return rebuild(value, at, lambda item, place: _fill(item, place, tensor_at))
+
+
+def rebuild(value: Any, at: str, part: Callable[[Any, str], Any]) -> Any:
+    """A container of the same kind with each part replaced; anything else as it is."""
+    if isinstance(value, (list, tuple)) and type(value) is not torch.Size:
+        items = [part(item, f"{at}.{i}") for i, item in enumerate(value)]
+        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+    if isinstance(value, dict):
+        replaced = {key: part(item, f"{at}.{key}") for key, item in value.items()}
+        return replaced if type(value) is dict else _same_mapping(value, replaced)
+    if isinstance(value, slice):
+        return slice(*(part(getattr(value, end), f"{at}.{end}") for end in ("start", "stop", "step")))
+    if is_dataclass(value) and not isinstance(value, type):
+        twin = copy.copy(value)
+        for field in fields(value):
+            object.__setattr__(twin, field.name, part(getattr(value, field.name), f"{at}.{field.name}"))
+        return twin
+    return value
+
+
+def _same_mapping(value: dict[Any, Any], replaced: dict[Any, Any]) -> dict[Any, Any]:
+    twin = copy.copy(value)
+    for key, item in replaced.items():
+        dict.__setitem__(twin, key, item)
+    return twin

@@ -1,0 +1,200 @@
+"""What is known about torch's functions: what they are called, what they write, whether they draw random numbers."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload, OpOverloadPacket
+
+Function = Callable[..., Any]  # Any: torch's functions take and give whatever they like
+Arguments = Mapping[str, Any]
+
+_IN_PLACE_OPERATORS = frozenset(
+    f"__i{name}__"
+    for name in "add sub mul truediv floordiv mod pow and or xor lshift rshift matmul".split()  # noqa: SIM905
+)
+_RANDOM = re.compile(
+    r"""rand(n|int|perm)?(_like)? | normal | bernoulli | multinomial | poisson | binomial | rrelu | gumbel_softmax
+    | .*dropout\d?d? | fractional_max_pool.* | random | uniform | exponential | cauchy | geometric | log_normal
+    | lstm | gru | rnn_(tanh|relu) | multi_head_attention_forward | scaled_dot_product_attention
+    | (trunc|kaiming|xavier)_.* | orthogonal | sparse | _?sample_dirichlet | _?standard_gamma""",
+    re.VERBOSE,
+)
+_SILENT = re.compile(
+    r"""shape | dtype | device | layout | size | n?dim | numel | nelement | stride | storage_offset | names | itemsize
+    | nbytes | requires_grad_? | grad_fn | is_leaf | _version | retain_grad | register_.*hook | output_nr | _base
+    | (is|has)_(?!inf|nan).* | _is_view | data_ptr | element_size | get_device | (untyped_|_typed_)?storage
+    | item | tolist | numpy | __(len|bool|int|float|index|contains|hash|repr|format|array|dlpack|deepcopy)__
+    | _backward_hooks | _set_grad_enabled | backward | set_(?!data$).+ | (sparse|dense)_dim | _nnz | result_type
+    | can_cast | promote_types | allclose | equal""",
+    re.VERBOSE,
+)
+#: Arguments written although neither name nor `inplace` says so: running statistics, weights renormed by max_norm.
+_WRITES_QUIETLY: Mapping[str, Callable[[Arguments], Sequence[object]]] = {
+    "batch_norm": lambda a: (a.get("running_mean"), a.get("running_var")) if a.get("training") else (),
+    "instance_norm": lambda a: (a.get("running_mean"), a.get("running_var")) if a.get("use_input_stats", True) else (),
+    "embedding": lambda a: (a.get("weight"),) if a.get("max_norm") is not None else (),
+    "embedding_bag": lambda a: (a.get("weight"),) if a.get("max_norm") is not None else (),
+}
+#: Positional parameters of builtins, where what they write depends on them.
+_BUILTIN_PARAMETERS = {
+    "batch_norm": ("input", "weight", "bias", "running_mean", "running_var", "training"),
+    "instance_norm": ("input", "weight", "bias", "running_mean", "running_var", "use_input_stats"),
+}
+_TRAINING_AT = {"dropout": 2, "alpha_dropout": 2, "feature_dropout": 2, "feature_alpha_dropout": 2}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Facts:
+    """What is known of one function before it is called."""
+
+    name: str  # "conv2d", "add" for `add_`, `__iadd__` and `__radd__` alike
+    in_place: bool = False  # writes its first argument
+    is_random: bool = False  # may draw random numbers
+    is_silent: bool = False  # gives no tensor and changes none: a question, such as `.shape`
+    is_composite: bool = False  # a Python function that calls others
+    inplace_at: int | None = None  # position of its `inplace` parameter
+    quiet: Callable[[Arguments], Sequence[object]] | None = None
+    parameters: tuple[str, ...] = ()  # names of the positional parameters, where they can be known
+    mutates: tuple[int | str, ...] = ()  # arguments that the operator's schema says are written
+    may_write: bool = False  # a call has to be looked at for what it writes
+
+
+@lru_cache(maxsize=8192)
+def facts(function: Function) -> Facts:
+    """What is known of a function; looked up once for each."""
+    raw = raw_name(function)
+    name = plain_name(raw)
+    parameters = _parameters(function, name)
+    in_place = (
+        raw in _IN_PLACE_OPERATORS
+        or raw in ("__setitem__", "set_data")
+        or (raw.endswith("_") and not raw.endswith("__"))
+    )
+    mutates = _mutated(function, raw)
+    return Facts(
+        name=name,
+        in_place=in_place,
+        is_random=_RANDOM.fullmatch(name) is not None,
+        is_silent=_SILENT.fullmatch(raw) is not None,
+        is_composite=inspect.isfunction(function),
+        inplace_at=parameters.index("inplace") if "inplace" in parameters else None,
+        quiet=_WRITES_QUIETLY.get(name),
+        parameters=parameters,
+        mutates=mutates,
+        may_write=in_place or bool(mutates) or "inplace" in parameters or name in _WRITES_QUIETLY,
+    )
+
+
+@lru_cache(maxsize=1024)
+def source(name: str) -> Facts:
+    """The facts of a node that no function gave: an input, a constant, an output, a module that is not opened."""
+    return Facts(name)
+
+
+def raw_name(function: Function) -> str:
+    """The function's own name; a property is called as itself where it is read, `set_` before it where it is set."""
+    name = str(getattr(function, "__name__", type(function).__name__))
+    if name in ("__get__", "__set__", "__delete__"):
+        attribute = str(getattr(getattr(function, "__self__", None), "__name__", name))
+        return attribute if name == "__get__" else f"set_{attribute}"
+    return name.split(".")[0]  # an overload such as `relu.default`
+
+
+def plain_name(raw: str) -> str:
+    """The name as users say it.
+
+    >>> [plain_name(raw) for raw in ("__radd__", "relu_", "__getitem__", "max_pool2d", "__iadd__")]
+    ['add', 'relu', 'getitem', 'max_pool2d', 'add']
+    """
+    if raw in _IN_PLACE_OPERATORS:
+        return raw[3:-2]
+    if raw.startswith("__") and raw.endswith("__"):
+        inner = raw[2:-2]
+        reflected = inner[1:] if inner.startswith("r") and hasattr(Tensor, f"__{inner[1:]}__") else inner
+        return {"truediv": "div", "invert": "bitwise_not"}.get(reflected, reflected)
+    return raw.rstrip("_") if raw.endswith("_") else raw
+
+
+def draws(known: Facts, args: Sequence[Any], kwargs: Arguments) -> bool:
+    """Whether a call of a function that may draw random numbers will do so, as far as its arguments tell."""
+    name = known.name
+    if name == "scaled_dot_product_attention":
+        return bool(kwargs.get("dropout_p", args[4] if len(args) > 4 else 0.0))
+    if name in _TRAINING_AT or "training" in known.parameters:
+        at = known.parameters.index("training") if "training" in known.parameters else _TRAINING_AT[name]
+        return _argument(at, "training", args, kwargs) is not False
+    return True
+
+
+def writes(known: Facts, args: Sequence[Any], kwargs: Arguments) -> tuple[list[Tensor], list[Tensor]]:
+    """Tensors that the call will write: those it is asked to, and those it changes beside its work."""
+    written: list[object] = []
+    quiet: list[object] = []
+    if known.in_place:
+        written.append(_first(args, kwargs))
+    if "out" in kwargs:
+        written.append(kwargs["out"])
+    if known.inplace_at is not None and _argument(known.inplace_at, "inplace", args, kwargs) is True:
+        written.append(_first(args, kwargs))
+    if known.quiet is not None:
+        quiet.extend(known.quiet({**dict(zip(known.parameters, args, strict=False)), **kwargs}))
+    written.extend(_argument(at, at, args, kwargs) for at in known.mutates)
+    return list(flat_tensors(written)), list(flat_tensors(quiet))
+
+
+def flat_tensors(value: object) -> Iterator[Tensor]:
+    """The tensors in lists and tuples."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from flat_tensors(item)
+
+
+def _first(args: Sequence[object], kwargs: Arguments) -> object:
+    return args[0] if args else next(iter(kwargs.values()), None)
+
+
+def _argument(at: int | str, name: int | str, args: Sequence[object], kwargs: Arguments) -> object:
+    if isinstance(at, int) and at < len(args):
+        return args[at]
+    return kwargs.get(str(name))
+
+
+def _parameters(function: Function, name: str) -> tuple[str, ...]:
+    if not inspect.isfunction(function):  # builtins give no signature
+        return _BUILTIN_PARAMETERS.get(name, ())
+    code = function.__code__
+    return code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+
+
+def _mutated(function: Function, raw: str) -> tuple[int | str, ...]:
+    """Arguments that the operator's schema marks as written; `out` is looked for by name."""
+    if isinstance(function, OpOverload):
+        schemas = [function._schema]
+    elif isinstance(function, OpOverloadPacket):
+        schemas = torch._C._jit_get_schemas_for_operator(function._qualified_op_name)
+    elif inspect.isfunction(function) or raw.endswith("__"):
+        return ()
+    else:
+        schemas = torch._C._jit_get_schemas_for_operator(f"aten::{raw}")
+    written = {
+        argument.name if argument.kwarg_only else at: None
+        for schema in schemas
+        if schema.is_mutable
+        for at, argument in enumerate(schema.arguments)
+        if argument.alias_info is not None and argument.alias_info.is_write and not _is_out(schema, argument.name)
+    }
+    return tuple(at for at in written if at != 0 or not raw.endswith("_"))  # the name says the first is written
+
+
+def _is_out(schema: torch._C.FunctionSchema, argument: str) -> bool:
+    return argument == "out" or "out" in schema.overload_name

@@ -1,0 +1,177 @@
+"""Intercepting every torch call of one thread, and keeping what was computed.
+
+`torch.overrides.TorchFunctionMode` sees what the user wrote, on this thread only, and nothing is patched. A *node* is
+one tensor that a call gave, or changed; a call with several results is several nodes. Nodes are known by the tensor
+object that came out: a table of identities, never an attribute on the tensor.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+from types import FrameType
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from layerscope.capture.torch.arguments import Found, take_apart
+from layerscope.capture.torch.composites import opened
+from layerscope.capture.torch.functions import Facts, Function, draws, facts, source, writes
+from layerscope.capture.torch.graph import Graph
+from layerscope.capture.torch.memory import Memory
+from layerscope.capture.torch.modulecalls import frames_between
+from layerscope.capture.torch.nodes import Nodes, Row
+
+unwatched = torch._C.DisableTorchFunction  # our own look at a tensor is nobody's call
+Written = tuple[list[Tensor], list[Tensor]]  # what a call is asked to write, and what it writes beside
+
+_is_compiling = torch.compiler.is_dynamo_compiling
+_NOTHING: Written = ([], [])
+
+
+class Failing(NamedTuple):
+    """The last call that raised."""
+
+    error: int  # identity: the error itself would hold the frames it went through
+    function: str
+    module: str
+
+
+class Editor(Protocol):
+    """Replaces functions or results while a pass runs again."""
+
+    def function(self, node: int, function: Function) -> Function:
+        """The function to call for a node."""
+        ...
+
+    def result(self, node: int, call: tuple[Facts, Row], result: Any, written: list[Tensor]) -> Any:
+        """What the call is to give."""
+        ...
+
+
+class OpRecorder(TorchFunctionMode):
+    """Records every call that gives or writes a tensor, while it is entered."""
+
+    def __init__(self, graph: Graph, *, open_composites: bool) -> None:
+        super().__init__()
+        self.graph = graph
+        self.failing: Failing | None = None
+        self.editor: Editor | None = None
+        self._opens = open_composites
+        self._opening: list[Function] = []  # functions we are inside of
+
+    @property
+    def nodes(self) -> Nodes:
+        """Everything recorded so far."""
+        return self.graph.nodes
+
+    @property
+    def memory(self) -> Memory:
+        """The kept values."""
+        return self.graph.memory
+
+    def __torch_function__(
+        self,
+        function: Function,
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:  # Any: whatever the function gives
+        kwargs = kwargs or {}
+        if _is_compiling():  # torch.compile looks through us, as if we were not there
+            return function(*args, **kwargs)
+        about = facts(function)
+        if about.is_silent:
+            return function(*args, **kwargs)
+        if self._opens and about.is_composite and (inside := opened(function)) is not None and self._may_open(function):
+            return self._inside(function, inside, args, kwargs)
+        random_state = None
+        with unwatched():
+            taken = self.taken(args, kwargs)
+            written = writes(about, args, kwargs) if about.may_write or "out" in kwargs else _NOTHING
+            if written is not _NOTHING:
+                self.graph.before_write(written[0] + written[1])
+            if about.is_random and draws(about, args, kwargs):
+                random_state = (kwargs.get("generator") or torch.default_generator).get_state()
+            called = function if self.editor is None else self.editor.function(len(self.nodes), function)
+        began = time.perf_counter()
+        try:
+            result = called(*args, **kwargs)
+        except BaseException as error:
+            self.failing = Failing(id(error), about.name, self.graph.module.path)
+            raise
+        circumstances = (time.perf_counter() - began, random_state)
+        with unwatched():
+            if self.editor is not None:
+                result = self.editor.result(len(self.nodes), (about, taken), result, written[0])
+            self._record((about, function, taken, sys._getframe(1)), circumstances, result, written)
+        return result
+
+    def _may_open(self, function: Function) -> bool:
+        return function not in self._opening  # a method may end in the builtin of its own name
+
+    def _inside(self, function: Function, inside: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        self._opening.append(function)
+        try:
+            with self:
+                return inside(*args, **kwargs)
+        finally:
+            self._opening.pop()
+
+    def is_looking(self) -> bool:
+        """Whether calls are seen now; they are not inside a call that is being recorded."""
+        modes = torch._C._len_torch_function_stack()
+        return modes > 0 and (
+            torch._C._get_function_stack_at(modes - 1) is self
+            or any(torch._C._get_function_stack_at(at) is self for at in range(modes - 1))
+        )
+
+    def taken(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Row:
+        """The arguments of a call: two skeletons, its parents, its parameters and buffers."""
+        found: Found = []
+        skeletons = take_apart(args, kwargs, found)
+        return *skeletons, *self.graph.resolve(found)
+
+    def add_closed(self, function: Function | None, name: str, taken: Row, result: object) -> None:
+        """Nodes for what a module gave whose inside was not looked at."""
+        graph = self.graph
+        if results := tensors_of(result):
+            call = (graph.nodes.maker(source(name), function), *taken, graph.module.index, ())
+            graph.add(call, (time.perf_counter() - graph.module.began, None), results)
+
+    def _record(
+        self,
+        call: tuple[Facts, Function, Row, FrameType],
+        circumstances: Row,
+        result: Any,  # Any: whatever the function gave
+        written: Written,
+    ) -> None:
+        about, function, taken, frame = call
+        loud, quiet = written
+        results = [result] if type(result) is Tensor and not loud else results_of(result, loud)
+        if results:
+            graph = self.graph
+            module = graph.module
+            frames = frames_between(frame, module.entry)
+            row = (graph.nodes.maker(about, function), *taken, module.index, frames)
+            lead = graph.add(row, circumstances, results)
+            if written is not _NOTHING:
+                graph.after_write(lead, loud, quiet)
+
+
+def tensors_of(result: object) -> list[Tensor]:
+    """The tensors in a function's result."""
+    if isinstance(result, Tensor):
+        return [result]
+    if isinstance(result, (list, tuple)):
+        return [tensor for item in result for tensor in tensors_of(item)]
+    return [tensor for item in result.values() for tensor in tensors_of(item)] if isinstance(result, dict) else []
+
+
+def results_of(result: object, written: list[Tensor]) -> list[Tensor]:
+    """The tensors that a call gave, and those it was asked to write, each once."""
+    results = tensors_of(result)
+    return results + [tensor for tensor in written if not any(tensor is other for other in results)]

@@ -1,0 +1,267 @@
+"""Proving a trace: every call is executed again from the values kept of its parents, and compared bit for bit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from layerscope.capture.torch.arguments import holes
+from layerscope.capture.torch.compare import difference, same
+from layerscope.capture.torch.execute import Lost, execute, pairs_of, undisturbed
+from layerscope.capture.torch.nodes import Node
+from layerscope.capture.torch.perturb import can_perturb, perturbed
+from layerscope.capture.torch.tracer import Tracer
+from layerscope.operations import Operation, PassRecord
+
+_UNINITIALISED = frozenset(
+    ("empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided", "resize", "resize_as")
+)
+_SOURCES = ("input", "constant")
+#: Threads of a parallel kernel add in the order in which they arrive; nothing else may differ at all.
+TOLERANCE = 1e-6
+UNORDERED = frozenset(("index_add", "index_put", "scatter_add", "scatter_reduce", "bincount", "histc", "embedding_bag"))
+
+
+@dataclass(frozen=True, slots=True)
+class Remark:
+    """Something to say of one operation."""
+
+    operation: int
+    function: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"operation {self.operation} ({self.function}): {self.text}"
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What `validate` found; true when nothing was wrong."""
+
+    checked: int  # operations executed again
+    perturbed: int  # parents shown to matter
+    faults: tuple[Remark, ...]
+    unchecked: tuple[Remark, ...]  # operations that could not be executed again, and why
+    ignored: tuple[Remark, ...]  # parents that made no difference, such as those of `zeros_like`
+    tolerated: tuple[Remark, ...]  # results that agree but for rounding, where the kernel's order of adding is open
+    resumed: bool  # the outputs came out again when the whole graph was executed from the inputs
+
+    def __bool__(self) -> bool:
+        return not self.faults
+
+    def __str__(self) -> str:
+        verdict = "right" if self else f"WRONG in {len(self.faults)} places"
+        lines = [
+            f"{verdict}: {self.checked} operations executed again, {self.perturbed} parents shown to matter, "
+            f"{len(self.ignored)} that made no difference, {len(self.unchecked)} operations not checked",
+            *(f"  {fault}" for fault in self.faults),
+            *(f"  not checked: {remark}" for remark in self.unchecked),
+        ]
+        return "\n".join(lines)
+
+
+def validate(tracer: Tracer, record: PassRecord) -> Report:
+    """Execute every operation again, and the whole pass from its inputs; change each parent, to see that it matters."""
+    with undisturbed():
+        checker = _Checker(tracer, record)
+        checker.check_structure()
+        for lead in checker.calls():
+            checker.check_call(lead)
+        checker.check_stale()
+        checker.check_outputs()
+        resumed = checker.resume()
+    return Report(
+        checked=len(checker.right),
+        perturbed=checker.perturbed,
+        faults=tuple(checker.faults),
+        unchecked=tuple(checker.unchecked),
+        ignored=tuple(checker.ignored),
+        tolerated=tuple(checker.tolerated),
+        resumed=resumed,
+    )
+
+
+class _Checker:
+    def __init__(self, tracer: Tracer, record: PassRecord) -> None:
+        self._graph = tracer.graph
+        self._values = tracer.graph.memory.values
+        self._nodes = list(tracer.graph.nodes)
+        self._record = record
+        self._stale = tracer.graph.memory.stale() | record.stale
+        self.right: set[int] = set()  # first nodes of calls that gave the same again
+        self.perturbed = 0
+        self.faults: list[Remark] = []
+        self.unchecked: list[Remark] = []
+        self.ignored: list[Remark] = []
+        self.tolerated: list[Remark] = []
+
+    def calls(self) -> Iterator[int]:
+        """The first node of every call."""
+        return (index for index, node in enumerate(self._nodes) if node.lead == index)
+
+    def check_structure(self) -> None:
+        """The record says what was seen; every tensor argument is a node, a parameter or a buffer."""
+        operations = self._record.operations
+        if len(operations) != len(self._nodes):
+            self._fault(0, f"the record has {len(operations)} operations, and {len(self._nodes)} were seen")
+        for index, (node, operation) in enumerate(zip(self._nodes, operations, strict=False)):
+            for text in _structure(index, node, operation):
+                self._fault(index, text)
+            value = self._values.get(index)
+            if value is not None and not value.is_nested and tuple(value.shape) != node.shape:
+                self._fault(index, f"its value has shape {tuple(value.shape)}, and it gave {node.shape}")
+
+    def check_call(self, lead: int) -> None:
+        """One call gives the same again, and something else when a parent changes."""
+        node = self._nodes[lead]
+        if node.function is None:
+            if node.facts.name not in (*_SOURCES, "output"):
+                self._unchecked(lead, "how it came about was not seen")
+            return
+        if (reason := self._hindrance(lead, node)) is not None:
+            self._unchecked(lead, reason)
+            return
+        results = self._again(lead, node)
+        if results is None:
+            return
+        if (wrong := self._differing(lead, results)) is not None:
+            self._judge(wrong, node, results[wrong - lead])
+            return
+        self.right.add(lead)
+        self._check_parents(lead, node, results)
+
+    def check_stale(self) -> None:
+        """A value that torch counts as changed is right only if executing its call again gave it."""
+        for index in sorted(self._stale):
+            if self._nodes[index].lead not in self.right:
+                self._fault(index, "its value was overwritten after it was kept")
+
+    def check_outputs(self) -> None:
+        """An output is what its parent gave."""
+        for index, node in enumerate(self._nodes):
+            parents = [*pairs_of(node.parents).values()]
+            if node.facts.name == "output" and node.function is None and parents:
+                value, parent = self._values.get(index), self._values.get(parents[0])
+                if value is not None and parent is not None and not same(value, parent):
+                    self._fault(index, f"it differs from operation {parents[0]}, which gave it")
+
+    def resume(self) -> bool:
+        """The outputs again, when everything that can be is computed from what was computed before it."""
+        values: dict[int, Tensor] = {}
+
+        def value_of(index: int) -> Tensor:
+            return values[index] if index in values else self._values[index]
+
+        for lead in sorted(self.right):
+            for position, result in enumerate(execute(self._graph, self._nodes[lead], value_of)):
+                values[lead + position] = result
+        outputs = [index for index, node in enumerate(self._nodes) if node.facts.name == "output" and node.parents]
+        resumed = True
+        for index in outputs:
+            parent = int(self._nodes[index].parents[1])
+            if parent in values and index in self._values and not same(values[parent], self._values[index]):
+                self._fault(index, "it does not come out again when the pass is computed from its inputs")
+                resumed = False
+        return resumed
+
+    def _hindrance(self, lead: int, node: Node) -> str | None:
+        """Why a call cannot be executed again."""
+        if node.facts.name in _UNINITIALISED:
+            return "uninitialised memory holds anything"
+        if node.facts.name == "grad":
+            return "a gradient depends on the backward pass, not on values"
+        lost = [parent for parent in pairs_of(node.parents).values() if parent not in self._values]
+        if lost:
+            return f"the value of its parent, operation {lost[0]}, was not kept"
+        if not any(index in self._values for index in self._results(lead)):
+            return "its own value was not kept"
+        return None
+
+    def _again(self, lead: int, node: Node) -> list[Tensor] | None:
+        try:
+            results = execute(self._graph, node, self._values.__getitem__)
+        except Lost as error:
+            self._unchecked(lead, str(error))
+        except Exception as error:  # noqa: BLE001  whatever it raises now, it did not the first time
+            self._fault(lead, f"executed again it raised {type(error).__name__}: {error}")
+        else:
+            if len(results) == len(self._results(lead)):
+                return results
+            self._fault(lead, f"it gave {len(self._results(lead))} tensors, and {len(results)} when executed again")
+        return None
+
+    def _judge(self, wrong: int, node: Node, result: Tensor) -> None:
+        """A result that differs: the kernel's own doing, or a fault."""
+        lead = node.lead
+        again = execute(self._graph, node, self._values.__getitem__)
+        if not same(again[wrong - lead], result):
+            self._unchecked(lead, "it gives something else each time it is executed")
+            return
+        gap = difference(self._values[wrong], result)
+        if node.facts.name in UNORDERED and gap <= TOLERANCE:
+            self.tolerated.append(Remark(wrong, node.facts.name, f"differs by {gap:.1e} in the order of adding"))
+            self.right.add(lead)
+        else:
+            self._fault(wrong, f"executed again from its parents it gives other values (relative difference {gap:.1e})")
+
+    def _check_parents(self, lead: int, node: Node, results: list[Tensor]) -> None:
+        places = pairs_of(node.parents)
+        for parent in dict.fromkeys(places.values()):
+            at = ", ".join(place for place, other in places.items() if other == parent)
+            if not can_perturb(self._values[parent], node.facts.name):
+                self.ignored.append(
+                    Remark(lead, node.facts.name, f"argument {at} was not changed: it has no plain values")
+                )
+            elif any(self._changes(node, parent, other, results) for other in perturbed(self._values[parent])):
+                self.perturbed += 1
+            else:
+                self._ignored(lead, f"argument {at} made no difference")
+
+    def _changes(self, node: Node, parent: int, other: Tensor, results: list[Tensor]) -> bool:
+        def value_of(index: int) -> Tensor:
+            return other if index == parent else self._values[index]
+
+        try:
+            changed = execute(self._graph, node, value_of)
+        except Exception:  # noqa: BLE001  a value that the call refuses does matter to it
+            return True
+        return len(changed) != len(results) or not all(map(same, changed, results))
+
+    def _results(self, lead: int) -> list[int]:
+        end = lead
+        while end < len(self._nodes) and self._nodes[end].lead == lead:
+            end += 1
+        return list(range(lead, end))
+
+    def _differing(self, lead: int, results: list[Tensor]) -> int | None:
+        for index, result in zip(self._results(lead), results, strict=True):
+            if index in self._values and not same(self._values[index], result):
+                return index
+        return None
+
+    def _fault(self, index: int, text: str) -> None:
+        self.faults.append(Remark(index, self._name(index), text))
+
+    def _unchecked(self, index: int, text: str) -> None:
+        self.unchecked.append(Remark(index, self._name(index), text))
+
+    def _ignored(self, index: int, text: str) -> None:
+        self.ignored.append(Remark(index, self._name(index), text))
+
+    def _name(self, index: int) -> str:
+        return self._nodes[index].facts.name if index < len(self._nodes) else "?"
+
+
+def _structure(index: int, node: Node, operation: Operation) -> Iterator[str]:
+    parents, externals = pairs_of(node.parents), pairs_of(node.externals)
+    places, left = holes(node.args, node.kwargs)
+    if left:
+        yield f"{len(left)} of its arguments are tensors without a node"
+    if set(places) != parents.keys() | externals.keys():
+        yield f"its tensor arguments are {places}, and its parents and parameters are those of {[*parents, *externals]}"
+    if any(parent >= index for parent in parents.values()):
+        yield "it comes before one of its parents"
+    if [(parent.argument, parent.operation) for parent in operation.parents] != [*parents.items()]:
+        yield "the record names other parents than were seen"

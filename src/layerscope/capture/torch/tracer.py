@@ -1,0 +1,211 @@
+"""One recording of what torch computes: the calls, the modules they happened in, what went in and came out."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections import Counter
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from layerscope.capture.torch.functions import Function
+from layerscope.capture.torch.fused import may_take_fused_path
+from layerscope.capture.torch.graph import Graph, Keep
+from layerscope.capture.torch.modulecalls import ModuleCall, frames_between, switchboard
+from layerscope.capture.torch.ops import OpRecorder, unwatched
+from layerscope.capture.torch.tensors import gather
+
+
+class Tracer:
+    """Records every torch call of this thread inside a `with` block; `model` gives modules and parameters their names.
+
+    `keep` says whether values are kept, for all or by a function of each call; `gradients` whether those of later
+    backwards are caught; `open_composites` shows Python functions such as `einsum` as the calls they make.
+    """
+
+    def __init__(
+        self, model: nn.Module | None, *, keep: Keep, gradients: bool = True, open_composites: bool = False
+    ) -> None:
+        self._options = {"keep": keep, "gradients": gradients, "open_composites": open_composites}
+        outside = ModuleCall("", 0, None, training=False)
+        self.graph = Graph(outside, keep=keep, gradients=gradients)
+        self.ops = OpRecorder(self.graph, open_composites=open_composites)
+        self.calls = self.graph.nodes.calls
+        self.classes: dict[str, str] = {}
+        self.elapsed_s = 0.0
+        self.model = model
+        self.random_state = torch.get_rng_state()
+        self._paths: dict[nn.Module, str] = {}
+        self._numbers: Counter[str] = Counter()
+        self._closed: Closed | None = None
+        self._late: dict[nn.Module, RemovableHandle] = {}
+        self._began = 0.0
+        if model is not None:
+            self._learn(model, "")
+
+    def twin(self) -> Tracer:
+        """Another tracer of the same model with the same options."""
+        return Tracer(self.model, **self._options)  # type: ignore[arg-type]  # each option has its own type
+
+    @property
+    def gradients(self) -> dict[int, list[Tensor]]:
+        """Node → its gradients, one for each backward that reached it, also of backwards still to come."""
+        return self.graph.gradients
+
+    def __enter__(self) -> Tracer:
+        self.calls[0].entry = _below_user(sys._getframe(1))
+        self.random_state = torch.get_rng_state()
+        self._began = time.perf_counter()
+        switchboard.connect(self)
+        self.ops.__enter__()  # type: ignore[no-untyped-call]  # torch's own
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if self._closed is not None:  # left by an interrupt, of which module hooks do not hear
+            self._closed.reopen()
+            self._closed = None
+        self.ops.__exit__(None, None, None)  # type: ignore[no-untyped-call]  # torch's own
+        switchboard.disconnect(self)
+        self.elapsed_s = time.perf_counter() - self._began
+        for call in self.calls:
+            call.entry = None
+        self.graph.module = self.calls[0]
+        self.graph.gradients.let_go()
+        while self._late:
+            self._late.popitem()[1].remove()
+
+    def add_inputs(self, values: object) -> None:
+        """Make input nodes of the tensors that go into the pass."""
+        with unwatched():
+            for tensor in gather(values, []):
+                if not self.graph.knows(tensor) and not self.graph.externals.has(tensor):
+                    self.graph.add_input(tensor)
+
+    def add_outputs(self, values: object) -> None:
+        """Make output nodes of the tensors that come out of the pass."""
+        with unwatched():
+            for tensor in gather(values, []):
+                self.graph.add_output(tensor)
+
+    def failing_call(self, error: BaseException) -> str | None:
+        """The function that raised the error, and the module around it; None if no recorded call did."""
+        failing = self.ops.failing
+        if failing is None or failing.error != id(error):
+            return None
+        return f"{failing.function} in {failing.module}" if failing.module else failing.function
+
+    def before_module(self, module: nn.Module, args: tuple[Any, ...], frame: FrameType) -> None:
+        """Begin the call of a module."""
+        if self._closed is not None or not self.ops.is_looking():
+            return
+        path = self._path(module)
+        self._numbers[path] += 1
+        around = self.graph.module
+        call = ModuleCall(path, self._numbers[path], around, training=module.training)
+        call.frames = frames_between(frame.f_back, around.entry)
+        call.entry = frame
+        kwargs = frame.f_locals.get("kwargs", {})
+        if module is self.model:
+            self.add_inputs((args, kwargs))
+        with unwatched():
+            call.inputs = self._nodes_of((args, kwargs))
+        call.first_node = len(self.graph.nodes)
+        self.graph.module = call
+        call.index = len(self.calls)
+        self.calls.append(call)
+        if (
+            module._forward_hooks and module not in self._late
+        ):  # they may replace the result, and run after the global ones
+            self._late[module] = module.register_forward_hook(self._late_end, always_call=True)
+        call.began = time.perf_counter()
+        if may_take_fused_path(module, args, kwargs):
+            with unwatched():
+                taken = self.ops.taken(args, dict(kwargs))
+            self._closed = Closed(module, taken)
+
+    def after_module(self, module: nn.Module, result: object, frame: FrameType) -> None:
+        """End the call of a module, unless its own hooks still have their turn."""
+        closed = self._closed
+        if closed is None and not self.ops.is_looking():
+            return
+        if closed is not None:
+            if closed.module is not module:
+                return
+            self._closed = None
+            closed.reopen()
+            with unwatched():
+                self.ops.add_closed(closed.function, type(module).__name__, closed.arguments, result)
+        if module not in self._late:
+            self._end(module, result, frame)
+
+    def _late_end(self, module: nn.Module, args: object, result: object) -> None:
+        if self.ops.is_looking():
+            self._end(module, result, sys._getframe(1))
+
+    def _end(self, module: nn.Module, result: object, frame: FrameType) -> None:
+        call = self.graph.module
+        call.elapsed_s = time.perf_counter() - call.began
+        with unwatched():
+            if call.first_node == len(self.graph.nodes) and call.inputs:
+                self._add_unseen(module, result, frame)
+            call.outputs = self._nodes_of(result)
+        call.entry = None
+        self.graph.module = call.parent or self.calls[0]
+        if module is self.model and result is not None:
+            self.add_outputs(result)
+
+    def _add_unseen(self, module: nn.Module, result: object, frame: FrameType) -> None:
+        """One node for a module that computed without torch calls we can see: scripted or compiled."""
+        if not all(map(self.graph.can_place, gather(result, []))):
+            taken = self.ops.taken(frame.f_locals.get("args", ()), dict(frame.f_locals.get("kwargs", {})))
+            self.ops.add_closed(module.forward, type(module).__name__, taken, result)
+
+    def _nodes_of(self, values: object) -> tuple[int, ...]:
+        node_of = self.graph.memory.node_of
+        nodes = [node_of(tensor) for tensor in gather(values, [])]
+        return tuple([node for node in nodes if node is not None])
+
+    def _learn(self, model: nn.Module, prefix: str) -> None:
+        for path, module in model.named_modules(prefix=prefix):
+            if module not in self._paths:
+                self._paths[module] = path
+                self.classes[path] = type(module).__name__
+        named = (*model.named_parameters(prefix), *model.named_buffers(prefix))
+        self.graph.externals.add(named, len(self.graph.nodes))
+
+    def _path(self, module: nn.Module) -> str:
+        """Path of the module; one that is not part of the model is called after its class."""
+        path = self._paths.get(module)
+        if path is None:
+            name = type(module).__name__.lower()
+            taken = sum(other == name or other.startswith(f"{name}-") for other in self.classes)
+            path = f"{name}-{taken + 1}" if taken else name
+            self._learn(module, path)
+        return path
+
+
+class Closed:
+    """A module call whose inside is not looked at: it runs as if nobody traced."""
+
+    def __init__(self, module: nn.Module, arguments: tuple[Any, ...]) -> None:
+        self.module = module
+        self.arguments = arguments
+        hooked = bool(module._forward_pre_hooks)  # they may change the arguments out of our sight
+        self.function: Function | None = None if hooked else module.forward
+        self._guard = torch._C.DisableTorchFunction()
+        self._guard.__enter__()
+
+    def reopen(self) -> None:
+        """Look again."""
+        self._guard.__exit__(None, None, None)
+
+
+def _below_user(frame: FrameType | None) -> FrameType | None:
+    """The frame below that of the user's code which began the recording."""
+    while frame is not None and frame.f_globals.get("__name__", "").startswith(("layerscope.", "contextlib")):
+        frame = frame.f_back
+    return None if frame is None else frame.f_back

@@ -1,0 +1,321 @@
+"""`Trace`: one pass, as users look at it. Knows the record, the values, and who draws, stores and replays them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from layerscope.errors import SelectError, StateError
+from layerscope.operations import Frame, Operation, PassRecord
+from layerscope.query.layers import Naming, name_layers
+from layerscope.query.lookup import Key, Lookup, Selector
+from layerscope.query.pass_table import pass_table
+
+if TYPE_CHECKING:
+    from layerscope.query.table import Table
+    from layerscope.store.passes import StoredPass
+
+Tensor = Any  # a framework's tensor, or a numpy array where the trace was read from a run
+Edit = Callable[..., Tensor]
+
+
+class Report(Protocol):
+    """What `validate` gives: true when every operation was found right."""
+
+    def __bool__(self) -> bool: ...
+
+
+class Engine(Protocol):
+    """The framework's side of a live trace."""
+
+    def validate(self, record: PassRecord) -> Report:
+        """Execute every operation again and compare."""
+        ...
+
+    def rerun(
+        self, edits: Mapping[int, Edit], functions: Mapping[int, Edit], parameters: Mapping[str, Tensor]
+    ) -> Trace:
+        """Run the pass again with some results, functions or parameters replaced."""
+        ...
+
+
+class Op:
+    """One operation of the pass; `record` holds what is known of it but the values."""
+
+    def __init__(self, trace: Trace, index: int) -> None:
+        self._trace = trace
+        self.record: Operation = trace.record.operations[index]
+
+    def __getattr__(self, name: str) -> Any:  # Any: each field of the record has its own type
+        return getattr(self.record, name)
+
+    @property
+    def label(self) -> str:
+        """The operation's name: "conv2d_3_7", with ":2" for the second pass of a layer that has several."""
+        return self._trace.naming.label(self.record.index)
+
+    @property
+    def layer(self) -> Layer:
+        """All passes of the same operation."""
+        return Layer(self._trace, self._trace.naming.layer[self.record.index])
+
+    @property
+    def value(self) -> Tensor:
+        """What the operation gave."""
+        return self._trace.value_of(self.record.index)
+
+    @property
+    def grads(self) -> list[Tensor]:
+        """Its gradients, one for each backward that reached it."""
+        return list(self._trace.gradients.get(self.record.index, ()))
+
+    @property
+    def grad(self) -> Tensor | None:
+        """The gradient of the last backward that reached it; None if none did."""
+        return self.grads[-1] if self.grads else None
+
+    @property
+    def parents(self) -> list[Op]:
+        """Operations whose results it took."""
+        return [Op(self._trace, parent.operation) for parent in self.record.parents]
+
+    @property
+    def children(self) -> list[Op]:
+        """Operations that took its result."""
+        return [Op(self._trace, child) for child in self._trace.children[self.record.index]]
+
+    @property
+    def module(self) -> str:
+        """Path of the module it was computed in; "" for the model itself."""
+        return self._trace.record.calls[self.record.call].path
+
+    @property
+    def stack(self) -> list[Frame]:
+        """Where in the code it was called, innermost first."""
+        frames: list[Frame] = list(self.record.frames)
+        call = self._trace.record.calls[self.record.call]
+        while True:
+            frames.extend(call.frames)
+            if call.parent is None:
+                return frames
+            call = self._trace.record.calls[call.parent]
+
+    @property
+    def keys(self) -> list[str]:
+        """Every key by which the trace finds it."""
+        return self._trace.lookup.keys(self.record.index)
+
+    def __repr__(self) -> str:
+        from layerscope.viz.pass_text import operation_text
+
+        return operation_text(self._trace.record, self._trace.naming, self.record.index, self._sample(), self.keys)
+
+    def _sample(self) -> str | None:
+        value = self._trace.values.get(self.record.index)
+        return None if value is None else corner(value)
+
+
+class Layer:
+    """The passes of one operation that repeats."""
+
+    def __init__(self, trace: Trace, index: int) -> None:
+        self.label = trace.naming.labels[index]
+        self.passes = [Op(trace, member) for member in trace.naming.members[index]]
+
+    def __getitem__(self, number: int) -> Op:
+        if not 1 <= number <= len(self.passes):
+            raise SelectError(f"{self.label} has no pass {number}: there are {len(self.passes)}, counted from 1.")
+        return self.passes[number - 1]
+
+    def __len__(self) -> int:
+        return len(self.passes)
+
+    def __iter__(self) -> Iterator[Op]:
+        return iter(self.passes)
+
+    def __repr__(self) -> str:
+        return "\n".join([f"Layer {self.label}, {len(self)} passes:", *(f"\t{op.label}" for op in self.passes)])
+
+
+class Trace:
+    """Every operation of one pass: `trace["conv2d_3"].value`, `trace.table()`, `trace.validate()`, `trace.draw()`."""
+
+    def __init__(
+        self,
+        record: PassRecord | Callable[[], PassRecord],
+        values: Mapping[int, Tensor],
+        *,
+        gradients: Mapping[int, Sequence[Tensor]] | None = None,
+        output: object = None,
+        engine: Engine | None = None,
+    ) -> None:
+        self._describe = record if callable(record) else lambda: record
+        self.values = values
+        self.gradients = {} if gradients is None else gradients
+        self.output = output
+        self.engine = engine
+
+    @cached_property
+    def record(self) -> PassRecord:
+        """Everything known of the pass but the values; made when it is first looked at."""
+        return self._describe()
+
+    @cached_property
+    def naming(self) -> Naming:
+        """Layers, passes and labels."""
+        record = self.record
+        return name_layers(record.operations, [record.calls[operation.call].path for operation in record.operations])
+
+    @cached_property
+    def lookup(self) -> Lookup:
+        """Every name an operation is found by."""
+        return Lookup(self.record, self.naming)
+
+    @cached_property
+    def children(self) -> list[list[int]]:
+        """The operations that took each operation's result."""
+        found: list[list[int]] = [[] for _ in self.record.operations]
+        for operation in self.record.operations:
+            for parent in dict.fromkeys(p.operation for p in operation.parents):
+                found[parent].append(operation.index)
+        return found
+
+    @property
+    def ops(self) -> list[Op]:
+        """Every operation in the order of execution, inputs and outputs included."""
+        return [Op(self, index) for index in range(len(self.record.operations))]
+
+    @property
+    def labels(self) -> list[str]:
+        """The label of every operation."""
+        return [self.naming.label(index) for index in range(len(self.record.operations))]
+
+    def __getitem__(self, key: Key) -> Op | Layer:
+        found = self.lookup.one(key)
+        return Op(self, found[0]) if len(found) == 1 else Layer(self, self.naming.layer[found[0]])
+
+    def __len__(self) -> int:
+        return len(self.record.operations)
+
+    def __iter__(self) -> Iterator[Op]:
+        return iter(self.ops)
+
+    def find(self, *selectors: Selector) -> list[Op]:
+        """Operations by label, module, ordinal, substring, glob, or by a function of their record that says yes."""
+        return [Op(self, index) for index in self.lookup.many(selectors)]
+
+    def value_of(self, index: int) -> Tensor:
+        """The kept value of one operation."""
+        if index in self.values:
+            return self.values[index]
+        label = self.naming.label(index)
+        raise StateError(f"The value of {label} was not kept. Trace again with save='all', or with save=[{label!r}].")
+
+    def table(self) -> Table:
+        """One row per operation, with everything known of it but the value."""
+        return pass_table(self.record, self.naming)
+
+    def validate(self) -> Report:
+        """Execute every operation again from its kept parents, and compare; true when all is right."""
+        return self._live("validate()").validate(self.record)
+
+    def rerun(
+        self,
+        edits: Mapping[Key, Edit | Tensor] | None = None,
+        *,
+        functions: Mapping[Key, Edit] | None = None,
+        parameters: Mapping[str, Tensor] | None = None,
+    ) -> Trace:
+        """The pass again, with something replaced, as a trace of its own.
+
+        `edits` maps operations to a function of their result, or to the tensor to put in its place, such as another
+        trace's value; `functions` to what is called instead, with the operation's arguments; `parameters` maps names
+        to tensors.
+        """
+        changed = {index: _edit(edit) for key, edit in (edits or {}).items() for index in self.lookup.one(key)}
+        other = {index: function for key, function in (functions or {}).items() for index in self.lookup.one(key)}
+        return self._live("rerun()").rerun(changed, other, parameters or {})
+
+    def draw(self, path: str | Path | None = None, **options: Any) -> str:  # Any: the fields of DrawOptions
+        """The graph as SVG text, also written to a file: `.svg`, `.png` or `.dot`. Options: see `DrawOptions`."""
+        from layerscope.viz.drawing import draw_pass
+        from layerscope.viz.graph import DrawOptions
+
+        return draw_pass(self.record, self.naming, Path(path) if path is not None else None, DrawOptions(**options))
+
+    def save(self, folder: str | Path) -> Path:
+        """Write the trace into a run, a new one or one that is there; `ls.open(folder).traces()` reads it back."""
+        from layerscope.store.folder import run_at
+        from layerscope.store.passes import StoredPass, write_pass
+
+        last = {index: found[-1] for index, found in self.gradients.items() if found}
+        stored = StoredPass(self.record, _arrays(self.values), _arrays(last))
+        return write_pass(run_at(folder), stored)
+
+    def export(self, path: str | Path) -> None:
+        """Write everything but the values as one JSON file, labels included."""
+        from layerscope.store.passes import to_json
+
+        target = Path(path)
+        if target.suffix != ".json":
+            raise SelectError(
+                f"A trace is exported as .json, not as {target.suffix or target.name!r}. To keep values, save()."
+            )
+        target.write_text(json.dumps({**to_json(self.record), "labels": self.labels}), encoding="utf-8")
+
+    def _live(self, call: str) -> Engine:
+        if self.engine is None:
+            raise StateError(f"{call} needs the model, and this trace was read from a run. Trace the model again.")
+        return self.engine
+
+    def __repr__(self) -> str:
+        from layerscope.viz.pass_text import overview_text
+
+        return overview_text(self.record, self.naming, set(self.values))
+
+    def _repr_html_(self) -> str:
+        return self.draw()
+
+
+def _edit(edit: Edit | Tensor) -> Edit:
+    return edit if callable(edit) else lambda result: edit
+
+
+def stored_trace(stored: StoredPass) -> Trace:
+    """A trace that was read from a run: values are numpy arrays, and nothing can be run again."""
+    return Trace(stored.record, stored.values, gradients={index: [array] for index, array in stored.gradients.items()})
+
+
+def _arrays(values: Mapping[int, Tensor]) -> dict[int, npt.NDArray[Any]]:
+    found = {index: as_array(value) for index, value in values.items()}
+    return {index: array for index, array in found.items() if array is not None}
+
+
+def as_array(value: Tensor) -> npt.NDArray[Any] | None:
+    """A tensor as numpy array; formats that numpy lacks as float32, which holds them; None for what has no elements."""
+    if isinstance(value, np.ndarray):
+        return value
+    plain = value.detach()
+    if plain.is_meta or plain.is_nested or plain.is_quantized:
+        return None
+    plain = plain.to_dense() if str(plain.layout) != "torch.strided" else plain
+    plain = plain.cpu().resolve_conj().resolve_neg()
+    narrow = str(plain.dtype).startswith(("torch.bfloat16", "torch.float8"))
+    array: npt.NDArray[Any] = (plain.float() if narrow else plain).numpy()
+    return array
+
+
+def corner(value: Tensor, size: int = 5) -> str:
+    """The first numbers of a tensor: of a matrix its upper left corner, of more dimensions that of the first matrix."""
+    detach = getattr(value, "detach", None)
+    plain = detach() if callable(detach) else value
+    while plain.ndim > 2:
+        plain = plain[0]
+    cut = plain[tuple(slice(0, size) for _ in range(plain.ndim))] if plain.ndim else plain
+    return f"{cut}{'...' if tuple(cut.shape) != tuple(value.shape) else ''}"
