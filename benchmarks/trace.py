@@ -20,16 +20,16 @@ from pathlib import Path
 import torch
 
 from benchmarks.trace_subjects import SUBJECTS, Subject, loop
-from layerscope.capture.torch.describe import describe
-from layerscope.capture.torch.tracer import Tracer
+from layerscope.capture.torch.trace.describe import describe
+from layerscope.capture.torch.trace.tracer import Tracer
 from layerscope.query.layers import name_layers
 
 Row = dict[str, str]
 FIRST_TRACE = """
 import time, torch
 from torch import nn
-from layerscope.capture.torch.describe import describe
-from layerscope.capture.torch.tracer import Tracer
+from layerscope.capture.torch.trace.describe import describe
+from layerscope.capture.torch.trace.tracer import Tracer
 model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(288, 10), nn.Dropout())
 x = torch.randn(2, 3, 8, 8)
 model(x)
@@ -120,15 +120,16 @@ def gradients(repeat: int) -> list[Row]:
     return rows
 
 
-def models(repeat: int) -> tuple[list[Row], dict[str, float]]:
-    """Rows, and the seconds that a trace with names adds to each subject."""
+def models(repeat: int) -> tuple[list[Row], dict[str, tuple[float, float]]]:
+    """Rows, and the seconds added to each subject: by the trace, and by the trace with its record and names."""
     rows: list[Row] = []
-    added: dict[str, float] = {}
+    added: dict[str, tuple[float, float]] = {}
     for name, make in SUBJECTS.items():
         subject = make()
         tasks = {"plain": plain(subject), "trace": traced(subject, keep=True), "names": looked_up(subject)}
         taken = interleaved(tasks, repeat)
-        added[name] = taken["names"] - taken["plain"]
+        whole = taken["names"] - taken["plain"]
+        added[name] = taken["trace"] - taken["plain"], whole
         if name == "GPT-2":
             ratio = taken["trace"] / taken["plain"]
             rows.append(row("GPT-2 traced, against plain", f"{ratio:.2f} ×", "1.3 ×", kept=ratio <= 1.3))
@@ -136,7 +137,7 @@ def models(repeat: int) -> tuple[list[Row], dict[str, float]]:
                 taken = interleaved({"plain": plain(subject), "trace": traced(subject, keep=True)}, repeat)
             rows.append(row("GPT-2 with grad, catching gradients", f"{taken['trace'] / taken['plain']:.2f} ×"))
         limit = {"loop of 2,000": 0.2, "GPT-2": 0.5, "Swinv2-base": 0.5}[name]
-        rows.append(row(f"{name}: trace and names", f"{added[name]:.3f} s", f"{limit} s", kept=added[name] < limit))
+        rows.append(row(f"{name}: trace, record and names", f"{whole:.3f} s", f"{limit} s", kept=whole < limit))
     return rows, added
 
 
@@ -160,15 +161,17 @@ def memory() -> list[Row]:
     return [row("memory for names and places", f"{held / len(tracer.ops.nodes):.0f} bytes per op")]
 
 
-def against_torchlens(python: str, added: dict[str, float], repeat: int) -> list[Row]:
+def against_torchlens(python: str, added: dict[str, tuple[float, float]], repeat: int) -> list[Row]:
     script = Path(__file__).with_name("trace_torchlens.py")
     done = subprocess.run([python, str(script), str(max(1, repeat // 3))], capture_output=True, text=True, check=True)
     theirs: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
     rows = []
     for name, seconds in theirs.items():
-        ratio, wanted = seconds / added[name], 100 if name.startswith("loop") else 20
-        text = f"{seconds:.2f} s, {ratio:.0f} × ours"
-        rows.append(row(f"torchlens adds to {name}", text, f"{wanted} ×", kept=ratio >= wanted))
+        wanted = 100 if name.startswith("loop") else 20
+        trace, whole = (seconds / ours for ours in added[name])
+        rows.append(row(f"torchlens adds to {name}", f"{seconds:.2f} s"))
+        rows.append(row("  against our trace", f"{trace:.0f} ×", f"{wanted} ×", kept=trace >= wanted))
+        rows.append(row("  against our trace, record and names", f"{whole:.0f} ×", f"{wanted} ×", kept=whole >= wanted))
     return rows
 
 

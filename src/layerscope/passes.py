@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from layerscope.capture.torch.describe import describe
-from layerscope.capture.torch.replay import Report, validate
-from layerscope.capture.torch.rerun import Edits, rerun
-from layerscope.capture.torch.tracer import Tracer
+from layerscope.capture.torch.trace.describe import describe
+from layerscope.capture.torch.trace.replay import Report, validate
+from layerscope.capture.torch.trace.rerun import Edits, rerun
+from layerscope.capture.torch.trace.tracer import Tracer
 from layerscope.errors import StateError
 from layerscope.operations import PassRecord
 from layerscope.query.lookup import Selector

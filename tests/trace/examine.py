@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from layerscope.capture.torch.compare import same
-from layerscope.capture.torch.describe import describe
-from layerscope.capture.torch.graph import Keep
 from layerscope.capture.torch.tensors import tensors_in
-from layerscope.capture.torch.tracer import Tracer
+from layerscope.capture.torch.trace.compare import same
+from layerscope.capture.torch.trace.describe import describe
+from layerscope.capture.torch.trace.graph import Keep
+from layerscope.capture.torch.trace.tracer import Tracer
 from layerscope.operations import PassRecord
 from tests.trace.zoo import Case
 

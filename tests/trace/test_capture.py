@@ -10,9 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from layerscope.capture.torch.compare import same
-from layerscope.capture.torch.describe import describe
-from layerscope.capture.torch.tracer import Tracer
+from layerscope.capture.torch.trace.compare import same
+from layerscope.capture.torch.trace.describe import describe
+from layerscope.capture.torch.trace.tracer import Tracer
 from layerscope.operations import PassRecord, Role
 from tests.trace.examine import Traced, trace
 from tests.trace.zoo import Calls, Case, numbers

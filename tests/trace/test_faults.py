@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from layerscope.capture.torch.describe import describe
-from layerscope.capture.torch.replay import Report, validate
+from layerscope.capture.torch.trace.describe import describe
+from layerscope.capture.torch.trace.replay import Report, validate
 from layerscope.operations import Operation, Parent, PassRecord
 from tests.trace.examine import Traced, trace
 from tests.trace.zoo import Calls, Case, numbers

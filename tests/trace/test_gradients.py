@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from layerscope.capture.torch.tracer import Tracer
+from layerscope.capture.torch.trace.tracer import Tracer
 from tests.trace.examine import trace
 from tests.trace.zoo import Case, numbers
 

@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from layerscope.capture.torch.describe import describe
-from layerscope.capture.torch.replay import validate
-from layerscope.capture.torch.rerun import Edits, rerun
-from layerscope.capture.torch.tracer import Tracer
+from layerscope.capture.torch.trace.describe import describe
+from layerscope.capture.torch.trace.replay import validate
+from layerscope.capture.torch.trace.rerun import Edits, rerun
+from layerscope.capture.torch.trace.tracer import Tracer
 from layerscope.errors import SelectError, StateError
 from tests.trace.examine import Traced, trace
 from tests.trace.zoo import Calls, Case, numbers

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from layerscope.capture.torch.tracer import Tracer
+from layerscope.capture.torch.trace.tracer import Tracer
 from tests.trace.examine import trace
 from tests.trace.zoo import Case, numbers
 

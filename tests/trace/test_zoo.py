@@ -15,7 +15,7 @@ import tests.trace.zoo_forms
 import tests.trace.zoo_layers
 import tests.trace.zoo_models
 import tests.trace.zoo_writes  # noqa: F401
-from layerscope.capture.torch.replay import validate
+from layerscope.capture.torch.trace.replay import validate
 from layerscope.operations import PassRecord, Role
 from tests.trace.examine import ancestors, grad_mode, plain, same_everywhere, tensors, trace
 from tests.trace.zoo import ZOO, Case

@@ -8,7 +8,15 @@ from typing import NamedTuple
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from layerscope.capture.torch.places import Place, copies_of, is_wrapper, place_of, storage_id, storage_of, unwrapped
+from layerscope.capture.torch.trace.places import (
+    Place,
+    copies_of,
+    is_wrapper,
+    place_of,
+    storage_id,
+    storage_of,
+    unwrapped,
+)
 
 NO_VERSION = -1  # of tensors made in inference mode: torch does not count their changes
 

@@ -17,13 +17,13 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from layerscope.capture.torch.arguments import Found, take_apart
-from layerscope.capture.torch.composites import opened
-from layerscope.capture.torch.functions import Facts, Function, draws, facts, source, writes
-from layerscope.capture.torch.graph import Graph
-from layerscope.capture.torch.memory import Memory
-from layerscope.capture.torch.modulecalls import frames_between
-from layerscope.capture.torch.nodes import Nodes, Row
+from layerscope.capture.torch.trace.arguments import Found, take_apart
+from layerscope.capture.torch.trace.composites import opened
+from layerscope.capture.torch.trace.functions import Facts, Function, draws, facts, source, writes
+from layerscope.capture.torch.trace.graph import Graph
+from layerscope.capture.torch.trace.memory import Memory
+from layerscope.capture.torch.trace.modulecalls import frames_between
+from layerscope.capture.torch.trace.nodes import Nodes, Row
 
 unwatched = torch._C.DisableTorchFunction  # our own look at a tensor is nobody's call
 Written = tuple[list[Tensor], list[Tensor]]  # what a call is asked to write, and what it writes beside

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from layerscope.capture.torch.arguments import holes
-from layerscope.capture.torch.compare import difference, same
-from layerscope.capture.torch.execute import Lost, execute, pairs_of, undisturbed
-from layerscope.capture.torch.nodes import Node
-from layerscope.capture.torch.perturb import can_perturb, perturbed
-from layerscope.capture.torch.tracer import Tracer
+from layerscope.capture.torch.trace.arguments import holes
+from layerscope.capture.torch.trace.compare import difference, same
+from layerscope.capture.torch.trace.execute import Lost, execute, pairs_of, undisturbed
+from layerscope.capture.torch.trace.nodes import Node
+from layerscope.capture.torch.trace.perturb import can_perturb, perturbed
+from layerscope.capture.torch.trace.tracer import Tracer
 from layerscope.operations import Operation, PassRecord
 
 _UNINITIALISED = frozenset(

@@ -11,11 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from layerscope.capture.torch.arguments import HOLE, POSITIONS, holes
-from layerscope.capture.torch.flops import flops
-from layerscope.capture.torch.modulecalls import Frames, ModuleCall
-from layerscope.capture.torch.nodes import Node
-from layerscope.capture.torch.tracer import Tracer
+from layerscope.capture.torch.trace.arguments import HOLE, POSITIONS, holes
+from layerscope.capture.torch.trace.flops import flops
+from layerscope.capture.torch.trace.modulecalls import Frames, ModuleCall
+from layerscope.capture.torch.trace.nodes import Node
+from layerscope.capture.torch.trace.tracer import Tracer
 from layerscope.operations import (
     Frame,
     ModuleCallRecord,

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from layerscope.capture.torch.functions import Facts, Function
-from layerscope.capture.torch.modulecalls import Frames, ModuleCall
+from layerscope.capture.torch.trace.functions import Facts, Function
+from layerscope.capture.torch.trace.modulecalls import Frames, ModuleCall
 
 #: The fields of a node, but: the first two are one number, that of the maker; keyword arguments lie flat in a tuple,
 #: name, value, name, value …; the module call is a number.

@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 from torch.overrides import _pop_mode, _push_mode
 
-from layerscope.capture.torch.arguments import put_together
-from layerscope.capture.torch.functions import writes
-from layerscope.capture.torch.graph import Graph
-from layerscope.capture.torch.nodes import Node
-from layerscope.capture.torch.ops import results_of
-from layerscope.capture.torch.places import copy_of
+from layerscope.capture.torch.trace.arguments import put_together
+from layerscope.capture.torch.trace.functions import writes
+from layerscope.capture.torch.trace.graph import Graph
+from layerscope.capture.torch.trace.nodes import Node
+from layerscope.capture.torch.trace.ops import results_of
+from layerscope.capture.torch.trace.places import copy_of
 
 
 class Lost(Exception):

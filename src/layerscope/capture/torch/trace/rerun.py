@@ -11,11 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from layerscope.capture.torch.arguments import rebuild
-from layerscope.capture.torch.functions import Facts, Function, facts
-from layerscope.capture.torch.nodes import Nodes, Row
-from layerscope.capture.torch.ops import results_of
-from layerscope.capture.torch.tracer import Tracer
+from layerscope.capture.torch.trace.arguments import rebuild
+from layerscope.capture.torch.trace.functions import Facts, Function, facts
+from layerscope.capture.torch.trace.nodes import Nodes, Row
+from layerscope.capture.torch.trace.ops import results_of
+from layerscope.capture.torch.trace.tracer import Tracer
 from layerscope.errors import SelectError, StateError
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 from torch import Tensor
 
-from layerscope.capture.torch.places import copy_of, storage_of
+from layerscope.capture.torch.trace.places import copy_of, storage_of
 
 
 class External:

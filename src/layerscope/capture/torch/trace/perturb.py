@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from layerscope.capture.torch.compare import has_values
-from layerscope.capture.torch.places import copy_of, is_plain
+from layerscope.capture.torch.trace.compare import has_values
+from layerscope.capture.torch.trace.places import copy_of, is_plain
 
 #: Calls that read outside their memory when lengths or offsets in a tensor are wrong.
 TRUSTING = frozenset(("embedding_bag", "_pack_padded_sequence", "_pad_packed_sequence", "nested_tensor_from_jagged"))

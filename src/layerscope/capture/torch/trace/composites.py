@@ -10,7 +10,7 @@ from functools import lru_cache
 from types import FunctionType
 from typing import Any
 
-from layerscope.capture.torch.functions import Function
+from layerscope.capture.torch.trace.functions import Function
 
 _ASKS = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
 

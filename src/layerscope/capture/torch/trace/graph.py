@@ -8,14 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from layerscope.capture.torch.arguments import HOLE, Found
-from layerscope.capture.torch.externals import Externals
-from layerscope.capture.torch.functions import Facts, Function, facts, source
-from layerscope.capture.torch.gradients import Gradients
-from layerscope.capture.torch.memory import Memory, Write
-from layerscope.capture.torch.modulecalls import ModuleCall
-from layerscope.capture.torch.nodes import Nodes, Row
-from layerscope.capture.torch.places import alias, covers, is_wrapper, overlap, place_of, unwrapped, update
+from layerscope.capture.torch.trace.arguments import HOLE, Found
+from layerscope.capture.torch.trace.externals import Externals
+from layerscope.capture.torch.trace.functions import Facts, Function, facts, source
+from layerscope.capture.torch.trace.gradients import Gradients
+from layerscope.capture.torch.trace.memory import Memory, Write
+from layerscope.capture.torch.trace.modulecalls import ModuleCall
+from layerscope.capture.torch.trace.nodes import Nodes, Row
+from layerscope.capture.torch.trace.places import alias, covers, is_wrapper, overlap, place_of, unwrapped, update
 
 Keep = bool | Callable[[Facts, ModuleCall], bool]
 Pairs = tuple[int | str, ...]  # argument, number, argument, number …

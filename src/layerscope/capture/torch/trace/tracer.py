@@ -12,12 +12,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from layerscope.capture.torch.functions import Function
-from layerscope.capture.torch.fused import may_take_fused_path
-from layerscope.capture.torch.graph import Graph, Keep
-from layerscope.capture.torch.modulecalls import ModuleCall, frames_between, switchboard
-from layerscope.capture.torch.ops import OpRecorder, unwatched
 from layerscope.capture.torch.tensors import gather
+from layerscope.capture.torch.trace.functions import Function
+from layerscope.capture.torch.trace.fused import may_take_fused_path
+from layerscope.capture.torch.trace.graph import Graph, Keep
+from layerscope.capture.torch.trace.modulecalls import ModuleCall, frames_between, switchboard
+from layerscope.capture.torch.trace.ops import OpRecorder, unwatched
 
 
 class Tracer:
