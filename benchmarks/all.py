@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import platform
@@ -15,16 +16,17 @@ import torch
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "performance.md"
 TABLES = {
+    "trace": "Tracing a pass",
     "kernel": "Summaries of tensors",
     "store": "Writing and reading runs",
     "imports": "Importing",
 }
 
 
-def rows(benchmark: str) -> list[dict[str, str]]:
+def rows(benchmark: str, more: list[str]) -> list[dict[str, str]]:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "rows.json"
-        command = [sys.executable, "-m", f"benchmarks.{benchmark}", "--json", str(file)]
+        command = [sys.executable, "-m", f"benchmarks.{benchmark}", "--json", str(file), *more]
         subprocess.run(command, cwd=ROOT, check=True)
         found: list[dict[str, str]] = json.loads(file.read_text())
         return found
@@ -43,7 +45,13 @@ def machine() -> str:
 
 def main() -> None:
     head, mark, _ = PAGE.read_text().partition("<!-- measured -->")
-    parts = [table(title, rows(name)) for name, title in TABLES.items()]
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument(
+        "--torchlens", metavar="PYTHON", help="an environment with torchlens, to be measured beside ours"
+    )
+    peer = parser.parse_args().torchlens
+    more = {"trace": ["--torchlens", peer] if peer else []}
+    parts = [table(title, rows(name, more.get(name, []))) for name, title in TABLES.items()]
     PAGE.write_text(f"{head}{mark}\n\n{machine()}\n\n" + "\n\n".join(parts) + "\n")
 
 

@@ -15,6 +15,7 @@ import sys
 import time
 import tracemalloc
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -23,6 +24,8 @@ from benchmarks.trace_subjects import SUBJECTS, Subject, loop
 from layerscope.capture.torch.trace.describe import describe
 from layerscope.capture.torch.trace.tracer import Tracer
 from layerscope.query.layers import name_layers
+from layerscope.viz.graph import DrawOptions, graph_view
+from layerscope.viz.svg import svg
 
 Row = dict[str, str]
 FIRST_TRACE = """
@@ -161,6 +164,51 @@ def memory() -> list[Row]:
     return [row("memory for names and places", f"{held / len(tracer.ops.nodes):.0f} bytes per op")]
 
 
+PEAK = """
+import pathlib, re, sys, torch
+def most():  # not ru_maxrss, which starts from the parent's
+    return int(re.search(r"VmHWM:\\s+(\\d+)", pathlib.Path("/proc/self/status").read_text())[1])
+from layerscope.capture.torch.trace.tracer import Tracer
+torch.set_num_threads(1)
+layers = [torch.nn.Linear(1000, 1000) for _ in range(100)]
+x = torch.randn(2000, 1000)
+layers[0](x)
+kept, before = [], most()
+with torch.no_grad():
+    if sys.argv[1] == "trace":
+        with Tracer(None, keep=True) as tracer:
+            for layer in layers:
+                x = layer(x)
+    else:
+        for layer in layers:
+            x = layer(x)
+            kept.append(x)
+print(most() - before)
+"""
+
+
+def peak() -> list[Row]:
+    """The most memory a trace with values takes, against the plain outputs kept in a list."""
+    taken: dict[str, list[int]] = {"plain": [], "trace": []}
+    for way in (*taken, *taken, *taken):
+        done = subprocess.run([sys.executable, "-c", PEAK, way], capture_output=True, text=True, check=True)
+        taken[way].append(int(done.stdout))
+    beyond = statistics.median(taken["trace"]) / statistics.median(taken["plain"]) - 1
+    return [row("peak memory, beyond the kept outputs", f"{100 * beyond:.1f} %", "10 %", kept=beyond <= 0.1)]
+
+
+def drawing() -> list[Row]:
+    rows = []
+    for name, limit in (("GPT-2", 1.0), ("Swinv2-base", 3.0)):
+        record = describe(traced(SUBJECTS[name](), keep=False)(), name, None, None)
+        naming = name_layers(record.operations, [record.calls[operation.call].path for operation in record.operations])
+        for what, options in (("", DrawOptions()), (", at full depth", DrawOptions(depth=99))):
+            task = partial(lambda *given: svg(graph_view(*given)), record, naming, options)
+            taken = interleaved({"svg": task}, 3)["svg"]
+            rows.append(row(f"{name} as SVG{what}", f"{taken:.2f} s", f"{limit:g} s", kept=taken <= limit))
+    return rows
+
+
 def against_torchlens(python: str, added: dict[str, tuple[float, float]], repeat: int) -> list[Row]:
     script = Path(__file__).with_name("trace_torchlens.py")
     done = subprocess.run([python, str(script), str(max(1, repeat // 3))], capture_output=True, text=True, check=True)
@@ -170,8 +218,15 @@ def against_torchlens(python: str, added: dict[str, tuple[float, float]], repeat
         wanted = 100 if name.startswith("loop") else 20
         trace, whole = (seconds / ours for ours in added[name])
         rows.append(row(f"torchlens adds to {name}", f"{seconds:.2f} s"))
-        rows.append(row("  against our trace", f"{trace:.0f} ×", f"{wanted} ×", kept=trace >= wanted))
-        rows.append(row("  against our trace, record and names", f"{whole:.0f} ×", f"{wanted} ×", kept=whole >= wanted))
+        rows.append(row(f"… against our trace of {name}", f"{trace:.0f} ×", f"{wanted} ×", kept=trace >= wanted))
+        rows.append(
+            row(
+                f"… against our trace, record and names of {name}",
+                f"{whole:.0f} ×",
+                f"{wanted} ×",
+                kept=whole >= wanted,
+            )
+        )
     return rows
 
 
@@ -185,7 +240,7 @@ def main() -> None:
     with torch.no_grad():
         rows = loops(options.repeat) + gradients(options.repeat)
         model_rows, added = models(options.repeat)
-        rows += model_rows + first_trace(options.repeat) + memory()
+        rows += model_rows + first_trace(options.repeat) + memory() + peak() + drawing()
     if options.torchlens:
         rows += against_torchlens(options.torchlens, added, options.repeat)
     for line in rows:

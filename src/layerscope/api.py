@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from layerscope.capture.schedule import Schedule
-from layerscope.errors import LayerscopeWarning, MissingError, StateError
+from layerscope.errors import LayerscopeWarning, MissingError, SelectError, StateError
 
 if TYPE_CHECKING:
     from torch import nn
@@ -110,6 +110,8 @@ def trace(
     the trace so far as its `layerscope_trace`. Further options: `tracing`.
     """
     _need_torch("trace()")
+    if not callable(model):
+        raise SelectError(f"trace() needs a model or function to call, not {type(model).__name__}: trace(model, x).")
     from layerscope.passes import PassOptions, traced_call
 
     return traced_call(model, inputs, named_inputs, PassOptions(save=save, seed=seed))

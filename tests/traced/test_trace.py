@@ -268,3 +268,17 @@ def test_a_block_cannot_be_run_again() -> None:
         torch.ones(2) + 1
     with pytest.raises(StateError, match="A block cannot be run again"):
         trace.rerun()
+
+
+def test_what_cannot_be_called_is_refused_and_an_empty_model_gives_its_input() -> None:
+    with pytest.raises(SelectError, match=r"needs a model or function to call, not Tensor"):
+        ls.trace(torch.ones(2), nn.Linear(2, 2))  # type: ignore[arg-type]
+    empty = ls.trace(nn.Sequential(), torch.ones(2))
+    assert empty.labels == ["input_1_0", "output_1_1"]
+    assert empty.validate()
+
+
+def test_an_input_that_is_no_tensor_gives_the_models_own_error() -> None:
+    with pytest.raises(TypeError) as caught:
+        ls.trace(nn.Linear(2, 2), "not a tensor")
+    assert caught.value.layerscope_trace.record.failure.startswith("TypeError")  # type: ignore[attr-defined]
