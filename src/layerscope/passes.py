@@ -117,6 +117,8 @@ class _LivePass:
         self._options = options
 
     def record(self) -> PassRecord:
+        if not self.finished:
+            raise StateError("The pass is still being recorded. Look at the trace after the block.")
         return describe(self.tracer, self._name, self._options.seed, self.failure)
 
     def validate(self, record: PassRecord) -> Report:

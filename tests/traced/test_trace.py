@@ -282,3 +282,12 @@ def test_an_input_that_is_no_tensor_gives_the_models_own_error() -> None:
     with pytest.raises(TypeError) as caught:
         ls.trace(nn.Linear(2, 2), "not a tensor")
     assert caught.value.layerscope_trace.record.failure.startswith("TypeError")  # type: ignore[attr-defined]
+
+
+def test_a_trace_looked_at_too_early_says_so_and_is_whole_afterwards() -> None:
+    with ls.tracing() as trace:
+        x = torch.ones(2) + 1
+        with pytest.raises(StateError, match="still being recorded"):
+            len(trace)
+        x.relu()
+    assert [operation.function for operation in trace.record.operations] == ["ones", "add", "relu"]
