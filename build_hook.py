@@ -53,7 +53,7 @@ def _compile_kernel(root: Path) -> bool:
     aside = target.with_suffix(f".{os.getpid()}")
     include = sysconfig.get_paths()["include"]
     # No -ffast-math, ever: a library linked with it switches flush-to-zero on for the whole process.
-    flags = ["-O3", "-shared", "-fPIC", "-DPy_LIMITED_API=0x030A0000", f"-I{include}"]
+    flags = ["-O3", "-shared", "-fPIC", "-pthread", "-DPy_LIMITED_API=0x030A0000", f"-I{include}"]
     flags += ["-undefined", "dynamic_lookup"] if sys.platform == "darwin" else []
     command = [*shlex.split(compiler), *flags, str(root / KERNEL), "-o", str(aside), "-lm"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

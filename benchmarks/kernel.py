@@ -9,31 +9,30 @@ import argparse
 import json
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
 
 from layerscope.stats import derive, kernel
-from layerscope.stats.torch import add
+from layerscope.stats.torch import add, add_many, dtype_name
 
 CALLS = 200  # of a small tensor, per timing
 Row = dict[str, str]
 
 
-def seconds(run: Callable[[], object]) -> float:
-    began = time.perf_counter()
-    run()
-    return time.perf_counter() - began
-
-
-def interleaved(tasks: dict[str, Callable[[], object]], repeat: int) -> dict[str, float]:
+def interleaved(
+    tasks: Mapping[str, Callable[[], object]], repeat: int, clock: Callable[[], float] = time.perf_counter
+) -> dict[str, float]:
     """Median seconds of each task; each round runs all of them, so that a slow moment hits all alike."""
     taken: dict[str, list[float]] = {name: [] for name in tasks}
     for _ in range(repeat + 1):
         for name, task in tasks.items():
-            taken[name].append(seconds(task))
+            began = clock()
+            task()
+            taken[name].append(clock() - began)
     return {name: statistics.median(times[1:]) for name, times in taken.items()}
 
 
@@ -61,6 +60,8 @@ def tensors(elements: int) -> dict[str, torch.Tensor]:
         "bfloat16": normal.bfloat16(),
         "float16": normal.half(),
         "int64": (normal * 1000).long(),
+        "uint8": (normal * 40).abs().to(torch.uint8),
+        "float8_e4m3fn": normal.to(torch.float8_e4m3fn),
     }
 
 
@@ -90,6 +91,21 @@ def large(elements: int, repeat: int) -> list[Row]:
     return rows
 
 
+def by_threads(elements: int, repeat: int) -> list[Row]:
+    """Two threads against one. Their processor time shows what two free cores would give where others use them."""
+    given, arena, rows = tensors(elements), kernel.Arena(), []
+    for name in ("float32", "float32 around 100, counted finely", "bfloat16", "float8_e4m3fn"):
+        tensor = given[name]
+        place = tensor.data_ptr(), tensor.numel(), kernel.format_number(dtype_name(tensor))
+        tasks = {str(threads): partial(arena.add, *place, threads) for threads in (1, 2)}
+        wall = interleaved(tasks, 3 * repeat)
+        spent = interleaved(tasks, repeat, time.process_time)
+        arena.drain()
+        measured = f"{wall['1'] / wall['2']:.2f} × one (by processor time {2 * spent['1'] / spent['2']:.2f})"
+        rows.append({"what": f"{name}, {elements:,} elements, two threads", "measured": measured, "limit": "1.7 ×"})
+    return rows
+
+
 def without_compiler(elements: int) -> list[Row]:
     arena, tensor = kernel.Arena(), torch.randn(elements)
     arena._summarize = kernel._summarize_by_numpy
@@ -97,15 +113,27 @@ def without_compiler(elements: int) -> list[Row]:
     return [{"what": "float32 without a compiler", "measured": f"{tensor.nbytes / taken / 1e9:.3f} GB/s", "limit": ""}]
 
 
+def batched(arena: kernel.Arena, size: int) -> Callable[[], object]:
+    many = [torch.randn(size) for _ in range(CALLS)]
+
+    def run() -> None:
+        add_many(arena, many)
+        arena.drain()
+
+    return run
+
+
 def small(repeat: int) -> list[Row]:
     arena = kernel.Arena()
-    sizes = {1: "", 10: "", 64: "4 µs", 1000: "10 µs", 10_000: ""}
+    sizes = {1: "", 10: "", 64: "4 µs", 1000: "8 µs", 10_000: ""}
     tasks = {str(size): summarised(arena, torch.randn(size), CALLS) for size in sizes}
+    tasks |= {f"{size} in a batch": batched(arena, size) for size in sizes}
     taken = interleaved(tasks, 5 * repeat)
     return [
         {
             "what": f"float32, {size} elements, with the call from Python",
-            "measured": f"{taken[str(size)] / CALLS * 1e6:.2f} µs",
+            "measured": f"{taken[str(size)] / CALLS * 1e6:.2f} µs, "
+            f"{taken[f'{size} in a batch'] / CALLS * 1e6:.2f} µs in a batch of {CALLS}",
             "limit": limit,
         }
         for size, limit in sizes.items()
@@ -138,7 +166,8 @@ def main() -> None:
     parser.add_argument("--repeat", type=int, default=9)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    rows = large(options.elements, options.repeat) + small(options.repeat)
+    rows = large(options.elements, options.repeat) + by_threads(options.elements, options.repeat)
+    rows += small(options.repeat)
     rows += without_compiler(min(options.elements, 1_000_000)) + derived(options.repeat)
     print(f"compiled kernel: {kernel.COMPILED}")
     for row in rows:

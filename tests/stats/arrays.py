@@ -10,9 +10,11 @@ from hypothesis import strategies as st
 
 from layerscope.records import Floats
 from layerscope.stats import kernel, reference, spec
+from layerscope.stats.formats import BYTES
 
-Stored = npt.NDArray[Any]  # one of kernel.STORED; bfloat16 as uint16
+Stored = npt.NDArray[Any]  # one of formats.STORED; bfloat16 as uint16, what numpy lacks of one byte as uint8
 FLOATING = ("float32", "float64", "bfloat16", "float16")
+ONLY_BYTES = tuple(dtype for dtype in BYTES if dtype.startswith("float"))
 SIZES = (0, 1, 2, 7, 8, 9, 64, 1000, 2047, 2048, 2049, 5000)  # around the kernel's blocks
 SUMS = slice(len(spec.COUNTS), spec.ADDED)
 POWERS = (1, 1, 2, 3, 4, 8)  # of the moments in SUMS
@@ -29,6 +31,8 @@ _SPECIAL = {
 def store(values: Floats, dtype: str) -> Stored:
     """The values in the type's own bits, rounded or cut off as need be."""
     with np.errstate(over="ignore", invalid="ignore"):
+        if dtype in ONLY_BYTES:
+            return values.astype(np.int64).astype(np.uint8)  # any bytes do
         if dtype == "bfloat16":
             return (values.astype(np.float32).view(np.uint32) >> np.uint32(16)).astype(np.uint16)
         return values.astype(dtype)
@@ -36,6 +40,10 @@ def store(values: Floats, dtype: str) -> Stored:
 
 def load(stored: Stored, dtype: str) -> Floats:
     """The stored elements as float64."""
+    if dtype.endswith("_x2"):
+        stored = np.concatenate((stored & 15, stored >> 4))
+    if dtype in ONLY_BYTES:
+        return BYTES[dtype][stored]
     if dtype == "bfloat16":
         stored = (stored.astype(np.uint32) << np.uint32(16)).view(np.float32)
     with np.errstate(invalid="ignore"):
@@ -50,7 +58,8 @@ def arrays(draw: st.DrawFn, dtype: str) -> Stored:
     style = draw(st.sampled_from(("bits", "normal", "narrow", "few", "constant", "half zero")))
     if style == "bits" or dtype not in FLOATING:
         raw = _any_bits(rng, size, dtype)
-        return raw >> draw(st.integers(0, 60)) if dtype == "int64" else raw
+        integers = dtype not in FLOATING and dtype != "bool"
+        return raw >> draw(st.integers(0, 8 * raw.itemsize - 4)) if integers else raw
     values = _styled(style, rng, size) * 10.0 ** draw(
         st.integers(-45, 38) if dtype != "float16" else st.integers(-8, 4)
     )
@@ -64,7 +73,7 @@ def arrays(draw: st.DrawFn, dtype: str) -> Stored:
 def _any_bits(rng: np.random.Generator, size: int, dtype: str) -> Stored:
     if dtype == "bool":
         return rng.random(size) < 0.5
-    storage = np.dtype("uint16" if dtype == "bfloat16" else dtype)
+    storage = np.dtype("uint16" if dtype == "bfloat16" else "uint8" if dtype in ONLY_BYTES else dtype)
     return np.frombuffer(rng.bytes(size * storage.itemsize), storage)
 
 
@@ -79,9 +88,9 @@ def _styled(style: str, rng: np.random.Generator, size: int) -> Floats:
     }[style]
 
 
-def summary_by(arena: kernel.Arena, stored: Stored, dtype: str) -> spec.Summary:
+def summary_by(arena: kernel.Arena, stored: Stored, dtype: str, threads: int = 1) -> spec.Summary:
     """The summary that the arena makes of the stored elements."""
-    arena.add(stored.ctypes.data, stored.size, kernel.format_number(dtype))
+    arena.add(stored.ctypes.data, stored.size, kernel.format_number(dtype), threads)
     collected = arena.drain()
     return spec.Summary(collected.moments[0], spec.decode(int(collected.m[0]), collected.bits.tobytes()))
 

@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from layerscope.stats import kernel, reference, spec
+from layerscope.stats.formats import BYTES, STORED
 from tests.stats.arrays import (
     FLOATING,
     Stored,
@@ -29,7 +30,7 @@ from tests.stats.arrays import (
 )
 
 SOURCE = Path(kernel.__file__).with_name("_kernel.c")
-FORMATS = pytest.mark.parametrize("dtype", kernel.STORED)
+FORMATS = pytest.mark.parametrize("dtype", STORED)
 
 
 @pytest.fixture(params=["compiled", "portable", "numpy"], scope="module")
@@ -50,7 +51,7 @@ def compile_portable(folder: Path) -> kernel._Summarize:
     if compiler is None:
         pytest.skip("no C compiler: the portable path of the kernel is not tested")
     library = folder / "_kernel.abi3.so"
-    flags = ["-O2", "-shared", "-fPIC", "-Wall", "-Wextra", "-Werror", "-DPORTABLE"]
+    flags = ["-O2", "-shared", "-fPIC", "-Wall", "-Wextra", "-Werror", "-DPORTABLE", "-DWITHOUT_THREADS"]
     flags += ["-undefined", "dynamic_lookup"] if sys.platform == "darwin" else []
     include = f"-I{sysconfig.get_paths()['include']}"
     subprocess.run([compiler, *flags, include, str(SOURCE), "-o", str(library), "-lm"], check=True)
@@ -65,7 +66,7 @@ def compile_portable(folder: Path) -> kernel._Summarize:
 
 @FORMATS
 @given(data=st.data())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_summaries_equal_the_reference(arena: kernel.Arena, dtype: str, data: st.DataObject) -> None:
     stored = data.draw(arrays(dtype))
     assert_same_summary(summary_by(arena, stored, dtype), expected(stored, dtype), load(stored, dtype))
@@ -128,7 +129,7 @@ def test_subnormals_are_those_of_the_own_format(
 
 
 def test_memory_at_odd_addresses_is_read_right(arena: kernel.Arena) -> None:
-    for dtype in kernel.STORED:
+    for dtype in STORED:
         stored = store(np.random.default_rng(1).standard_normal(5000) * 50, dtype)
         shifted = np.empty(stored.nbytes + 1, np.uint8)
         shifted[1:] = stored.view(np.uint8)
@@ -217,10 +218,10 @@ import numpy as np
 def tiny(): return float(np.array([1e-40], np.float32)[0] * np.ones(1, np.float32)[0])
 assert tiny() != 0
 from layerscope.stats import kernel
-x = np.array([1e-40, -3e-41, 1.0, np.nan] * 1000, np.float32)
+x = np.array([1e-40, -3e-41, 1.0, np.nan] * 100_000, np.float32)
 arena = kernel.Arena()
 def summary():
-    arena.add(x.ctypes.data, x.size, kernel.format_number("float32"))
+    arena.add(x.ctypes.data, x.size, kernel.format_number("float32"), 3)
     return [part.tobytes() for part in arena.drain()]
 before = summary()
 assert tiny() != 0, "loading or running the kernel switched flush-to-zero on"
@@ -238,11 +239,21 @@ def test_flush_to_zero_is_neither_changed_nor_obeyed() -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_int64_beyond_the_mantissa_of_float64_rounds(arena: kernel.Arena) -> None:
-    stored = np.array([2**53 + 1, -(2**63)], np.int64)
-    summary = summary_by(arena, stored, "int64")
-    assert summary.moments[spec.COLUMN["max"]] == 2.0**53
-    assert summary.moments[spec.COLUMN["min"]] == -(2.0**63)
+def test_integers_beyond_the_mantissa_of_float64_round(arena: kernel.Arena) -> None:
+    signed = summary_by(arena, np.array([2**53 + 1, -(2**63)], np.int64), "int64")
+    assert signed.moments[spec.COLUMN["max"]] == 2.0**53
+    assert signed.moments[spec.COLUMN["min"]] == -(2.0**63)
+    unsigned = summary_by(arena, np.array([2**53 + 1, 2**64 - 1], np.uint64), "uint64")
+    assert unsigned.moments[spec.COLUMN["min"]] == 2.0**53
+    assert unsigned.moments[spec.COLUMN["max"]] == 2.0**64
+
+
+@pytest.mark.parametrize("dtype", BYTES)
+def test_every_byte_is_read_right_alone_and_with_all_others(arena: kernel.Arena, dtype: str) -> None:
+    every = np.arange(256, dtype=np.uint8)
+    for stored in (every, np.repeat(every, 100), *every[::5, None]):
+        view = stored.view(bool if dtype == "bool" else "int8" if dtype == "int8" else "uint8")
+        assert_same_summary(summary_by(arena, view, dtype), expected(view, dtype), load(view, dtype))
 
 
 def test_wrong_arguments_of_the_kernel_raise() -> None:

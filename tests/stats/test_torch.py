@@ -11,8 +11,9 @@ import torch
 
 from layerscope.errors import SelectError
 from layerscope.records import Floats
-from layerscope.stats import kernel, reference, spec
-from layerscope.stats.torch import add, dtype_name
+from layerscope.stats import combine, kernel, reference, spec
+from layerscope.stats.formats import BYTES, WORDS
+from layerscope.stats.torch import add, add_many, dtype_name
 from tests.stats.arrays import assert_same_summary
 
 GENERATOR = torch.Generator().manual_seed(0)
@@ -57,13 +58,13 @@ def test_a_view_has_the_summary_of_its_elements(view: Callable[[torch.Tensor], t
 
 
 class Watched(kernel.Arena):
-    """An arena that remembers the last address it was given."""
+    """An arena that remembers the last address and number of threads it was given."""
 
-    address = 0
+    address = threads = 0
 
-    def add(self, address: int, count: int, number: int) -> int:
-        self.address = address
-        return super().add(address, count, number)
+    def add_many(self, plan: list[int], threads: int = 1) -> int:
+        self.address, self.threads = plan[0], threads
+        return super().add_many(plan, threads)
 
 
 def test_a_dense_view_is_read_where_it_lies() -> None:
@@ -73,27 +74,63 @@ def test_a_dense_view_is_read_where_it_lies() -> None:
         assert arena.address == view.data_ptr()
 
 
-@pytest.mark.parametrize("name", kernel.STORED)
-def test_every_stored_type_is_read(name: str) -> None:
-    tensor = (CUBE * 40).to(getattr(torch, name))
+@pytest.mark.parametrize(("load", "wanted"), [(0.1, 3), (1e6, 1)], ids=["free", "busy"])
+def test_threads_are_used_for_large_tensors_on_a_machine_with_cores_to_spare(
+    load: float, wanted: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("layerscope.stats.torch._LOAD", lambda: (load, load, load))
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
+    arena, large = Watched(), torch.zeros(kernel.LARGE)
+    for given, threads in ((large, wanted), (CUBE, 1)):
+        add(arena, given)
+        assert arena.threads == threads
+        add_many(arena, [CUBE, given])
+        assert arena.threads == threads
+
+
+@pytest.mark.parametrize("name", [*WORDS, "int8", "uint8", "bool"])
+def test_every_plain_type_is_read(name: str) -> None:
+    tensor = (CUBE * 40).abs().to(getattr(torch, name))
     assert dtype_name(tensor) == name
     assert_summary_of(tensor, tensor.double().numpy(), spec.SMALLEST_NORMAL[name])
 
 
-@pytest.mark.parametrize("name", ["float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz"])
-def test_every_float8_is_read_with_subnormals_of_its_own(name: str) -> None:
+FLOAT8 = [name for name in BYTES if name.startswith("float8")]
+
+
+@pytest.mark.parametrize("name", FLOAT8)
+@pytest.mark.parametrize("step", [1, 3], ids=["in place", "copied"])
+def test_every_float8_is_read_as_torch_reads_it(name: str, step: int) -> None:
     dtype = getattr(torch, name)
-    tensor = torch.arange(256, dtype=torch.int32).to(torch.uint8).view(dtype)
-    assert torch.finfo(dtype).smallest_normal == spec.SMALLEST_NORMAL[name]
-    assert_summary_of(tensor, tensor.double().numpy(), spec.SMALLEST_NORMAL[name])
-    mantissa_bits = 3 if "e4m3" in name else 2
-    assert summary(tensor).moments[spec.COLUMN["subnormal"]] == 2 * (2**mantissa_bits - 1)
+    tensor = torch.arange(256, dtype=torch.uint8).repeat(3)[::step].view(dtype)
+    assert_summary_of(tensor, tensor.to(torch.float32).double().numpy(), spec.SMALLEST_NORMAL[name])
 
 
-@pytest.mark.parametrize("name", ["uint16", "uint32", "uint64"])
-def test_wide_unsigned_integers_are_read(name: str) -> None:
-    tensor = torch.tensor([0, 1, 40_000, 65_535]).to(getattr(torch, name))
-    assert_summary_of(tensor, np.array([0.0, 1.0, 40_000.0, 65_535.0]), 0.0)
+@pytest.mark.parametrize(("name", "subnormal"), [*zip(FLOAT8, (14, 14, 6, 6, 0), strict=True)])
+def test_subnormals_of_a_float8_are_its_own(name: str, subnormal: int) -> None:
+    dtype = getattr(torch, name)
+    every = torch.arange(256, dtype=torch.uint8).view(dtype)
+    assert torch.finfo(dtype).smallest_normal == spec.SMALLEST_NORMAL[name] or subnormal == 0
+    assert summary(every).moments[spec.COLUMN["subnormal"]] == subnormal
+
+
+def test_both_elements_in_a_byte_of_float4_are_read() -> None:
+    halves = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
+    packed = torch.arange(256, dtype=torch.uint8)
+    values = np.concatenate((halves[packed.numpy() & 15], halves[packed.numpy() >> 4]))
+    assert_summary_of(packed.view(torch.float4_e2m1fn_x2), values, 1.0)
+    assert summary(packed.view(torch.float4_e2m1fn_x2)).moments[spec.COLUMN["count"]] == 512
+    every_other = np.concatenate((halves[packed.numpy()[::2] & 15], halves[packed.numpy()[::2] >> 4]))
+    assert_summary_of(packed.view(torch.float4_e2m1fn_x2)[::2], every_other, 1.0)
+
+
+def test_a_nested_tensor_has_the_summary_of_its_parts() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch calls nested tensors a prototype
+        nested = torch.nested.nested_tensor([CUBE[0, 0], CUBE[1, 0, :3]])
+    values = torch.cat([part.flatten() for part in nested.unbind()]).double().numpy()
+    for view in (nested, nested.transpose(1, 2)):
+        assert_summary_of(view, values, spec.SMALLEST_NORMAL["float32"])
 
 
 def test_a_complex_tensor_is_summarised_by_its_magnitude() -> None:
@@ -106,6 +143,7 @@ def test_a_negative_view_is_read_with_its_sign() -> None:
     view = torch.complex(CUBE, CUBE.abs()).conj().imag
     assert view.is_neg()
     assert summary(view).moments[spec.COLUMN["max"]] <= 0
+    assert summary(view[1, 2, 3, 4]).moments[spec.COLUMN["max"]] < 0
 
 
 def test_a_tensor_that_requires_grad_stays_as_it_was() -> None:
@@ -137,14 +175,19 @@ def refused() -> dict[str, torch.Tensor]:
         return {
             "sparse_coo": plain.to_sparse(),
             "sparse_csr": plain.to_sparse_csr(),
-            "nested": torch.nested.nested_tensor([plain, plain]),
+            "jagged": torch.nested.nested_tensor([plain, plain], layout=torch.jagged),
+            "mkldnn": plain.to_mkldnn(),
+            "Uninitialized": torch.nn.UninitializedParameter(),
             "meta": plain.to("meta"),
             "quint8": torch.quantize_per_tensor(plain, 0.1, 0, torch.quint8),
-            "float4_e2m1fn_x2": torch.zeros(4, dtype=torch.uint8).view(torch.float4_e2m1fn_x2),
+            "bits8": torch.zeros(4, dtype=torch.uint8).view(torch.bits8),
         }
 
 
-@pytest.mark.parametrize("word", ["sparse_coo", "sparse_csr", "nested", "meta", "quint8", "float4_e2m1fn_x2"])
+WORDS_OF_REFUSALS = ["sparse_coo", "sparse_csr", "jagged", "mkldnn", "Uninitialized", "meta", "quint8", "bits8"]
+
+
+@pytest.mark.parametrize("word", WORDS_OF_REFUSALS)
 def test_what_cannot_be_read_is_refused_by_name(word: str) -> None:
     arena = kernel.Arena()
     with pytest.raises(SelectError, match=word):
@@ -163,3 +206,31 @@ def test_a_wrapper_without_memory_is_refused() -> None:
 
     torch.vmap(inside)(CUBE)
     assert len(seen) == 1
+
+
+def test_many_tensors_at_once_have_the_summaries_they_have_one_by_one() -> None:
+    tensors = [
+        CUBE, CUBE[:, ::2], CUBE.transpose(0, 1), torch.tensor(3.0), torch.empty(0, 4), torch.complex(CUBE, CUBE),
+        CUBE.to(torch.float8_e5m2), CUBE.half(), torch.nn.Parameter(CUBE), CUBE > 0, CUBE.expand(3, -1, -1, -1, -1),
+    ]  # fmt: skip
+    together = kernel.Arena()
+    rows, errors = add_many(together, tensors)
+    assert errors == {}
+    assert sorted(rows) == list(range(len(tensors)))
+    summaries = combine.take(together.drain(), np.array(rows))
+    apart = kernel.Arena()
+    assert [add(apart, tensor) for tensor in tensors] == list(range(len(tensors)))
+    for got, wanted in zip(summaries, apart.drain(), strict=True):
+        np.testing.assert_array_equal(got, wanted)
+
+
+def test_a_tensor_that_cannot_be_read_does_not_cost_the_others() -> None:
+    bad, arena = refused(), kernel.Arena()
+    tensors = [each for tensor in bad.values() for each in (tensor, CUBE)]
+    rows, errors = add_many(arena, tensors)
+    assert rows[::2] == [-1] * len(bad)
+    assert rows[1::2] == list(range(len(bad)))
+    assert list(errors) == list(range(0, len(tensors), 2))
+    assert all(word in str(error) for word, error in zip(bad, errors.values(), strict=True))
+    assert len(arena) == len(bad)
+    assert add_many(arena, []) == ([], {})

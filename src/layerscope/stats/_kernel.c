@@ -3,6 +3,7 @@
    The tensor is walked in blocks that stay in the first-level cache. Each block is looked at for its extremes
    in integer arithmetic, then summed in float64, then counted by its leading bits. Blocks of ordinary numbers
    take that fast path; a block with a NaN, an infinity or a subnormal goes through `odd_block`, element by element.
+   Of formats of one byte, only the bytes are counted; what they mean is worked out from 256 counts.
 
    Counts by bits go into tables of the caller's scratch memory, which are all zero between two calls: only the
    buckets between the smallest and the largest magnitude are read, and cleared while they are read. */
@@ -13,39 +14,27 @@
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 #include "_kernel_blocks.h"
-#if defined(__x86_64__)
-#include <immintrin.h>
-#endif
+#include "_kernel_threads.h"
 
-typedef void walker(const tensor *, tally *);
-typedef void fine_walker(const tensor *, const uint64_t *, int, fine_counts *);
+/* The caller's memory for one tensor at a time. */
+typedef struct {
+    tables own;
+    int32_t code[BUCKETS]; /* occupied buckets, ascending */
+    uint64_t in_bucket[BUCKETS];
+} scratch;
 
-__attribute__((noinline)) static void walk_plain(const tensor *x, tally *t) { walk(x, t); }
-__attribute__((noinline)) static void walk_finely_plain(const tensor *x, const uint64_t *counts, int m,
-                                                        fine_counts *fine) {
-    walk_finely(x, counts, m, fine);
-}
+enum { RELEASE_GIL_FROM = 1 << 18 }; /* elements: releasing for less invites threads to fight for the lock */
+enum { MOMENTS = 7 + SUMS + 4 };
 
-#if defined(__x86_64__) && !defined(PORTABLE) /* PORTABLE: for testing what other processors run */
-#define AVX2 __attribute__((noinline, target("avx2,fma,bmi2")))
-AVX2 static void walk_avx2(const tensor *x, tally *t) { walk(x, t); }
-AVX2 static void walk_finely_avx2(const tensor *x, const uint64_t *counts, int m, fine_counts *fine) {
-    walk_finely(x, counts, m, fine);
-}
-#endif
-
-static walker *best_walk = walk_plain;
-static fine_walker *best_walk_finely = walk_finely_plain;
-
-static void choose_instructions(void) {
-#ifdef AVX2
-    __builtin_cpu_init();
-    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2")) {
-        best_walk = walk_avx2;
-        best_walk_finely = walk_finely_avx2;
-    }
-#endif
-}
+/* Where summaries go; `Target` in `kernel.py`. */
+typedef struct {
+    scratch *scratch;
+    const double *byte_values; /* 256 for each one-byte format */
+    double *moments;
+    int64_t *ends; /* end of each row's bit-counts << 4 | m, behind a zero */
+    uint8_t *bits;
+    int64_t rows, row_capacity, bits_capacity;
+} target;
 
 /* ---- from tables to results ---- */
 
@@ -55,7 +44,7 @@ static int list_buckets(scratch *s, const tally *t) {
     int n = 0, first = code_of(bits_of(t->abs_low), COARSE_M);
     if (t->low < 0) {
         for (int code = code_of(bits_of(-t->low), COARSE_M); code >= first; code--) {
-            uint64_t *place = s->counts + NEGATIVE + code;
+            uint64_t *place = s->own.counts + NEGATIVE + code;
             s->code[n] = -code;
             s->in_bucket[n] = *place;
             n += *place != 0;
@@ -65,7 +54,7 @@ static int list_buckets(scratch *s, const tally *t) {
     if (t->high > 0) {
         int last = code_of(bits_of(t->high), COARSE_M);
         for (int code = first; code <= last; code++) {
-            uint64_t *place = s->counts + code;
+            uint64_t *place = s->own.counts + code;
             s->code[n] = code;
             s->in_bucket[n] = *place;
             n += *place != 0;
@@ -81,28 +70,55 @@ static int fine_m(const tally *t) {
     return m;
 }
 
-static uint64_t *place_of(scratch *s, int code) {
-    return code < 0 ? s->counts + NEGATIVE - code : s->counts + code;
+static uint64_t *place_of(tables *t, int code) {
+    return code < 0 ? t->counts + NEGATIVE - code : t->counts + code;
+}
+
+/* Elements in one fine bucket, cleared where they are counted. */
+static uint64_t take_fine(tables *t, int k, int at, int copies) {
+    uint64_t n = 0;
+    for (int copy = 0; copy < copies; copy++) {
+        n += t->fine[copy][k][at];
+        t->fine[copy][k][at] = 0;
+    }
+    return n;
+}
+
+/* List the fine buckets inside the k-th coarse one behind those listed, and clear them. */
+static int list_fine(scratch *s, int k, int coarse, int m, int copies, int listed) {
+    int negative = coarse < 0, base = abs(coarse) << (m - COARSE_M);
+    for (int half = 0; half < 2; half++) {
+        int word = negative ? 1 - half : half;
+        uint64_t left = copies > 1 ? UINT64_MAX : s->own.seen[k][word];
+        s->own.seen[k][word] = 0;
+        while (left) {
+            int bit = negative ? 63 - __builtin_clzll(left) : __builtin_ctzll(left), at = 64 * word + bit;
+            left ^= UINT64_C(1) << bit;
+            s->code[listed] = negative ? -(base + at) : base + at;
+            s->in_bucket[listed] = take_fine(&s->own, k, at, copies);
+            listed += s->in_bucket[listed] != 0;
+        }
+    }
+    return listed;
 }
 
 /* Replace the few coarse buckets listed by the fine ones inside them. */
-static int refine(const tensor *x, scratch *s, int n, int m) {
-    fine_counts fine[FINE_BELOW];
-    int coarse[FINE_BELOW], width = 1 << (m - COARSE_M), occupied = 0;
-    memset(fine, 0, (size_t)n * sizeof *fine);
-    for (int k = 0; k < n; k++) *place_of(s, coarse[k] = s->code[k]) = (uint64_t)k;
-    best_walk_finely(x, s->counts, m, fine);
-    for (int k = 0; k < n; k++) {
-        *place_of(s, coarse[k]) = 0;
-        int negative = coarse[k] < 0, base = (negative ? -coarse[k] : coarse[k]) << (m - COARSE_M);
-        for (int i = 0; i < width; i++) {
-            int low_bits = negative ? width - 1 - i : i;
-            s->code[occupied] = negative ? -(base + low_bits) : base + low_bits;
-            s->in_bucket[occupied] = fine[k][low_bits];
-            occupied += s->in_bucket[occupied] != 0;
-        }
+static int refine(const tensor *x, scratch *s, int n, int m, int threads) {
+    int coarse[FINE_BELOW], listed = 0, copies = fine_copies(x);
+    for (int k = 0; k < n; k++) *place_of(&s->own, coarse[k] = s->code[k]) = (uint64_t)k;
+    if (x->kind == ONE_BYTE) {
+        for (int i = 0; i < 256; i++)
+            count_finely(s->own.bytes[i] ? x->values[i] : 0.0, s->own.bytes[i], s->own.counts, m, s->own.fine[0],
+                         s->own.seen);
+    } else {
+        work again;
+        tally unused = empty_tally(x, &s->own);
+        begin(&again, x, s->own.counts, m);
+        work_together(&again, &unused, threads);
     }
-    return occupied;
+    for (int k = 0; k < n; k++) *place_of(&s->own, coarse[k]) = 0;
+    for (int k = 0; k < n; k++) listed = list_fine(s, k, coarse[k], m, copies, listed);
+    return listed;
 }
 
 static uint8_t *put_number(uint8_t *to, uint64_t number) {
@@ -122,8 +138,8 @@ static uint8_t *encode(uint8_t *to, const scratch *s, int n, int m) {
 }
 
 static void write_moments(const tensor *x, const tally *t, int64_t subnormal, double *to) {
-    int64_t finite = x->count - t->nan - t->pos_inf - t->neg_inf;
-    const int64_t counted[] = {x->count, finite, t->zeros, subnormal, t->nan, t->pos_inf, t->neg_inf};
+    int64_t count = x->count << x->two_in_a_byte, finite = count - t->nan - t->pos_inf - t->neg_inf;
+    const int64_t counted[] = {count, finite, t->zeros, subnormal, t->nan, t->pos_inf, t->neg_inf};
     for (int k = 0; k < 7; k++) *to++ = (double)counted[k];
     for (int k = 0; k < SUMS; k++) *to++ = t->sums[k];
     *to++ = finite ? t->low + 0.0 : NAN; /* + 0.0: a negative zero is a zero */
@@ -132,73 +148,100 @@ static void write_moments(const tensor *x, const tally *t, int64_t subnormal, do
     *to = finite ? abs_high(t) + 0.0 : NAN;
 }
 
-/* The summary itself: bytes written << 4 | m. */
-__attribute__((noinline)) static int64_t summary(const tensor *x, scratch *s, double *moments, uint8_t *bits) {
-    tally t = {.low = INFINITY, .high = -INFINITY, .abs_low = INFINITY, .tables = s};
-    best_walk(x, &t);
+/* The summary of one tensor: bytes written << 4 | m. */
+static int64_t summary(const tensor *x, scratch *s, double *moments, uint8_t *bits, int threads) {
+    work shared;
+    tally t = empty_tally(x, &s->own);
+    begin(&shared, x, NULL, 0);
+    work_together(&shared, &t, threads);
+    memset(t.sums, 0, sizeof t.sums);
+    for (int k = 0; k < shared.chunks; k++)
+        for (int i = 0; i < SUMS; i++) t.sums[i] += shared.sums[k][i];
+    if (x->kind == ONE_BYTE) add_bytes(x, &t);
     int n = list_buckets(s, &t), m = COARSE_M;
     int64_t subnormal = 0;
     for (int k = 0; k < n; k++)
-        if (s->code[k] < x->normal_code && -s->code[k] < x->normal_code) subnormal += (int64_t)s->in_bucket[k];
+        if (abs(s->code[k]) < x->normal_code) subnormal += (int64_t)s->in_bucket[k];
     if (n > 0 && n < FINE_BELOW) {
         m = fine_m(&t);
         int only = code_of(bits_of(t.abs_low), m);
-        if (t.abs_low != abs_high(&t)) n = refine(x, s, n, m);
+        if (t.abs_low != abs_high(&t)) n = refine(x, s, n, m, threads);
         else for (int k = 0; k < n; k++) s->code[k] = s->code[k] < 0 ? -only : only;
     }
+    if (x->kind == ONE_BYTE) memset(s->own.bytes, 0, sizeof s->own.bytes);
     write_moments(x, &t, subnormal, moments);
     return (int64_t)(encode(bits, s, n, m) - bits) << 4 | m;
 }
 
-/* Subnormals must count whatever the process does with them, so the summary runs under the default rules of
-   floating-point arithmetic; the thread's own are put back. */
-static int64_t summary_by_default_rules(const tensor *x, scratch *s, double *moments, uint8_t *bits) {
-#if defined(__x86_64__)
-    unsigned int rules = _mm_getcsr();
-    _mm_setcsr(0x1f80);
-    int64_t result = summary(x, s, moments, bits);
-    _mm_setcsr(rules);
-#elif defined(__aarch64__)
-    uint64_t rules;
-    __asm__ volatile("mrs %0, fpcr" : "=r"(rules));
-    __asm__ volatile("msr fpcr, %0" : : "r"((uint64_t)0) : "memory");
-    int64_t result = summary(x, s, moments, bits);
-    __asm__ volatile("msr fpcr, %0" : : "r"(rules) : "memory");
-#else
-    int64_t result = summary(x, s, moments, bits);
-#endif
-    return result;
+/* Most bytes the bit-counts of a tensor can take: gaps of at most four, counts of at most nine. */
+static int64_t most_bytes(const tensor *x) {
+    const int64_t buckets = 2 * (TOP_FIELD << COARSE_M);
+    return (x->count < buckets / 2 ? 2 * x->count : buckets) * 13;
+}
+
+/* Summaries of the tensors, one row each, until all are made or the target is full. */
+static void fill_rows(const tensor *x, Py_ssize_t tensors, target *to, int threads) {
+    uint64_t rules = set_rules(DEFAULT_RULES);
+    for (; tensors-- && to->rows < to->row_capacity; x++) {
+        int64_t used = to->ends[to->rows] >> 4;
+        if (used + most_bytes(x) > to->bits_capacity) break;
+        int64_t packed = summary(x, to->scratch, to->moments + to->rows * MOMENTS, to->bits + used, threads);
+        to->ends[++to->rows] = (used << 4) + packed;
+    }
+    set_rules(rules);
 }
 
 /* ---- Python ---- */
 
+static int64_t number_at(PyObject *plan, Py_ssize_t place) {
+    return PyLong_AsLongLong(PyList_GetItem(plan, place));
+}
+
+/* Read tensors off the plan; how many elements they have together, or -1 with an error set. */
+static int64_t read_plan(PyObject *plan, Py_ssize_t tensors, const target *to, tensor *x) {
+    int64_t elements = 0;
+    for (Py_ssize_t i = 0; i < tensors; i++, x++) {
+        int64_t address = number_at(plan, 3 * i), count = number_at(plan, 3 * i + 1), format = number_at(plan, 3 * i + 2);
+        if (PyErr_Occurred()) return -1;
+        int number = (int)(format & 0xff), one_byte = number >= ONE_BYTE;
+        if (count < 0 || format < 0 || number >= NUMBERS) {
+            PyErr_Format(PyExc_ValueError, "no tensor has %lld elements of format %lld", (long long)count,
+                         (long long)format);
+            return -1;
+        }
+        *x = (tensor){(const char *)(intptr_t)address, count, one_byte ? ONE_BYTE : (enum kind)number,
+                      number == TWO_IN_A_BYTE, (int)(format >> 8) << COARSE_M,
+                      one_byte ? to->byte_values + 256 * (number - ONE_BYTE) : NULL};
+        elements += count;
+    }
+    return elements;
+}
+
 static PyObject *summarize(PyObject *module, PyObject *const *args, Py_ssize_t given) {
     (void)module;
-    if (given != 6) return PyErr_Format(PyExc_TypeError, "summarize takes 6 arguments, not %zd", given);
-    void *address = PyLong_AsVoidPtr(args[0]);
-    long long count = PyLong_AsLongLong(args[1]);
-    long format = PyLong_AsLong(args[2]);
-    scratch *tables = PyLong_AsVoidPtr(args[3]);
-    double *moments = PyLong_AsVoidPtr(args[4]);
-    uint8_t *bits = PyLong_AsVoidPtr(args[5]);
+    if (given != 3 || !PyList_Check(args[0]))
+        return PyErr_Format(PyExc_TypeError, "summarize takes a list and two numbers");
+    Py_ssize_t tensors = PyList_Size(args[0]) / 3;
+    target *to = PyLong_AsVoidPtr(args[1]);
+    long threads = PyLong_AsLong(args[2]);
     if (PyErr_Occurred()) return NULL;
-    if (count < 0 || format < 0 || (format & 0xff) >= KINDS)
-        return PyErr_Format(PyExc_ValueError, "no tensor has %lld elements of format %ld", count, format);
-    tensor x = {address, count, (enum kind)(format & 0xff), (int)(format >> 8) << COARSE_M};
-    int64_t result;
-    if (count >= RELEASE_GIL_FROM) {
+    tensor few[8], *x = tensors <= 8 ? few : PyMem_Malloc((size_t)tensors * sizeof *x);
+    if (x == NULL) return PyErr_NoMemory();
+    int64_t elements = read_plan(args[0], tensors, to, x);
+    if (elements >= RELEASE_GIL_FROM) {
         Py_BEGIN_ALLOW_THREADS
-        result = summary_by_default_rules(&x, tables, moments, bits);
+        fill_rows(x, tensors, to, threads < MOST_THREADS ? (int)threads : MOST_THREADS);
         Py_END_ALLOW_THREADS
-    } else {
-        result = summary_by_default_rules(&x, tables, moments, bits);
+    } else if (elements >= 0) {
+        fill_rows(x, tensors, to, 1);
     }
-    return PyLong_FromLongLong(result);
+    if (x != few) PyMem_Free(x);
+    return elements < 0 ? NULL : PyLong_FromLongLong(to->rows);
 }
 
 static PyMethodDef methods[] = {
     {"summarize", (PyCFunction)(void (*)(void))summarize, METH_FASTCALL,
-     "summarize(address, count, format, scratch, moments, bits) -> bytes written << 4 | m\n\n"
+     "summarize([address, count, format, ...], target, threads) -> rows in the target\n\n"
      "format is the number of the storage type, plus 256 times the exponent field of its smallest normal number."},
     {NULL, NULL, 0, NULL},
 };

@@ -10,7 +10,6 @@
 enum { COARSE_M = 3, FINEST_M = 10, FINE_BELOW = 12, FINE_COUNTERS = 1 << 16, TOP_FIELD = 2099 };
 enum { BLOCK = 2048 };            /* elements: 8 kB of float32 */
 enum { FINE_CODES = 1 << (FINEST_M - COARSE_M) };
-enum { RELEASE_GIL_FROM = 1 << 18 }; /* releasing for less invites threads to fight for the lock */
 
 /* A bucket's place in `counts` is its code, plus NEGATIVE below zero. A float64 with exponent field e has code
    ((e + 52) << 3 | top), a float32 ((e + 948) << 3 | top). */
@@ -24,21 +23,27 @@ typedef int64_t lane_bits __attribute__((vector_size(32)));
 
 static const uint64_t MAGNITUDE = 0x7fffffffffffffff, INFINITE = 0x7ff0000000000000;
 
+/* What one thread counts into; all zero between two tensors. */
 typedef struct {
     uint64_t counts[BUCKETS];
-    uint32_t quick[4][FLOAT_BUCKETS]; /* float32: four tables, so that equal neighbours need not wait for each other */
-    int32_t code[BUCKETS];            /* occupied buckets, ascending */
-    uint64_t in_bucket[BUCKETS];
-} scratch;
+    uint32_t quick[4][FLOAT_BUCKETS]; /* four tables, so that equal neighbours need not wait for each other */
+    uint64_t bytes[256];              /* one-byte formats: how often each byte occurs */
+    uint64_t fine[4][FINE_BELOW][FINE_CODES];
+    uint64_t seen[FINE_BELOW][FINE_CODES / 64]; /* where the first of `fine` is not zero, if that alone is in use */
+} tables;
 
-enum kind { FLOAT32, FLOAT64, BFLOAT16, FLOAT16, INT8, UINT8, INT16, INT32, INT64, BOOL, KINDS };
-static const int SIZE[KINDS] = {4, 8, 2, 2, 1, 1, 2, 4, 8, 1};
+/* Formats of one byte have numbers from ONE_BYTE on and come with a list of what each byte means. */
+enum kind { FLOAT32, FLOAT64, BFLOAT16, FLOAT16, INT16, UINT16, INT32, UINT32, INT64, UINT64, ONE_BYTE };
+enum { TWO_IN_A_BYTE = ONE_BYTE + 8, NUMBERS }; /* the one format of half a byte */
+static const int SIZE[] = {4, 8, 2, 2, 2, 2, 4, 4, 8, 8, 1};
 
 typedef struct {
     const char *address;
-    int64_t count;
+    int64_t count; /* of bytes, where two elements share one */
     enum kind kind;
-    int normal_code; /* code of the format's smallest normal number */
+    int two_in_a_byte;
+    int normal_code;      /* code of the format's smallest normal number */
+    const double *values; /* one-byte formats: the value of each byte, or of each half */
 } tensor;
 
 enum { SUM, SUM_ABS, SUM2, SUM3, SUM4, SUM8, SUMS };
@@ -48,7 +53,8 @@ typedef struct {
     int64_t in_quick; /* elements counted in `quick` since it was last emptied */
     double sums[SUMS];
     double low, high, abs_low; /* of finite elements; abs_low of non-zero ones, INFINITY before the first */
-    scratch *tables;
+    int quick_tables;          /* how many of `quick` are in use: one for few elements, as emptying takes longer */
+    tables *tables;
 } tally;
 
 /* Room for a block in each form it can take on its way. */
@@ -134,31 +140,32 @@ INLINE void add_lanes(tally *t, const lane_sums *sums) {
     t->sums[SUM8] += total(&sums->sum8);
 }
 
-INLINE void count_four(scratch *s, const bits32 *bits) {
+INLINE void count_four(uint32_t (*quick)[FLOAT_BUCKETS], const bits32 *bits, int quick_tables) {
     uint64_t first, second;
     memcpy(&first, bits, 8);
     memcpy(&second, bits + 2, 8);
-    s->quick[0][first >> 52]++;
-    s->quick[1][(uint32_t)first >> 20]++;
-    s->quick[2][second >> 52]++;
-    s->quick[3][(uint32_t)second >> 20]++;
+    quick[0][first >> 52]++;
+    quick[1 % quick_tables][(uint32_t)first >> 20]++;
+    quick[2 % quick_tables][second >> 52]++;
+    quick[3 % quick_tables][(uint32_t)second >> 20]++;
 }
 
-/* Summing and counting in one loop: they use different parts of the processor. */
+/* Summing and counting in one loop: they use different parts of the processor. Counts into as many tables as said. */
 INLINE void add_floats(tally *t, const float *x, int n, int counting) {
     const bits32 *bits = (const bits32 *)x;
     const lanes none = {0};
+    uint32_t(*quick)[FLOAT_BUCKETS] = t->tables->quick;
     lane_sums sums = {none, none, none, none, none, none};
     int i = 0;
     for (; i + 8 <= n; i += 8) {
         add_powers(&sums, &FOUR(x + i), &FOUR(x + i + 4));
-        if (counting) count_four(t->tables, bits + i);
-        if (counting) count_four(t->tables, bits + i + 4);
+        if (counting) count_four(quick, bits + i, counting);
+        if (counting) count_four(quick, bits + i + 4, counting);
     }
     add_lanes(t, &sums);
     for (; i < n; i++) {
         add_constant(t, x[i], 1.0);
-        if (counting) t->tables->quick[i & 3][bits[i] >> 20]++;
+        if (counting) quick[0][bits[i] >> 20]++;
     }
 }
 
@@ -179,33 +186,74 @@ INLINE void add_doubles(tally *t, const double *x, int n, int counting) {
     }
 }
 
-INLINE void odd_block(tally *t, double *x, int n) {
-    for (int i = 0; i < n; i++) {
-        uint64_t bits = bits_of(x[i]), magnitude = bits & MAGNITUDE;
-        if (magnitude >= INFINITE) {
-            if (magnitude > INFINITE) t->nan++;
-            else if (bits >> 63) t->neg_inf++;
-            else t->pos_inf++;
-            x[i] = 0.0; /* adds nothing to the sums */
-            continue;
-        }
-        widen(t, x[i], x[i]);
-        if (magnitude == 0) {
-            t->zeros++;
-            continue;
-        }
-        double size = double_of(magnitude);
-        t->abs_low = size < t->abs_low ? size : t->abs_low;
-        t->tables->counts[(bits >> 63) * NEGATIVE + code_of(magnitude, COARSE_M)]++;
+/* Count n elements of any value, and say whether it is finite. */
+INLINE int count_value(tally *t, double value, int64_t n) {
+    uint64_t bits = bits_of(value), magnitude = bits & MAGNITUDE;
+    if (magnitude >= INFINITE) {
+        if (magnitude > INFINITE) t->nan += n;
+        else if (bits >> 63) t->neg_inf += n;
+        else t->pos_inf += n;
+        return 0;
     }
+    widen(t, value, value);
+    if (magnitude == 0) {
+        t->zeros += n;
+        return 1;
+    }
+    double size = double_of(magnitude);
+    t->abs_low = size < t->abs_low ? size : t->abs_low;
+    t->tables->counts[(bits >> 63) * NEGATIVE + code_of(magnitude, COARSE_M)] += (uint64_t)n;
+    return 1;
+}
+
+INLINE void odd_block(tally *t, double *x, int n) {
+    for (int i = 0; i < n; i++)
+        if (!count_value(t, x[i], 1)) x[i] = 0.0; /* adds nothing to the sums */
     add_doubles(t, x, n, 0);
 }
 
-/* Move what `quick` holds to `counts`. */
-INLINE void empty_quick(tally *t) {
-    if (t->in_quick == 0) return;
-    t->in_quick = 0;
-    scratch *s = t->tables;
+/* Bytes are only counted here; `add_bytes` knows what they mean. */
+INLINE void byte_block(tally *t, const uint8_t *x, int n) {
+    uint32_t(*quick)[FLOAT_BUCKETS] = t->tables->quick;
+    int i = 0;
+    t->in_quick += n;
+    for (; t->quick_tables > 1 && i + 8 <= n; i += 8) {
+        uint64_t eight;
+        memcpy(&eight, x + i, 8);
+        for (int k = 0; k < 8; k++) quick[k & 3][eight >> (8 * k) & 255]++;
+    }
+    for (; i < n; i++) quick[0][x[i]]++;
+}
+
+INLINE void empty_bytes(tally *t) {
+    for (int table = 0; table < t->quick_tables; table++) {
+        uint32_t *quick = t->tables->quick[table];
+        for (int i = 0; i < 256; i++) t->tables->bytes[i] += quick[i];
+        memset(quick, 0, 256 * sizeof *quick);
+    }
+}
+
+/* Turn the counts of bytes into those of halves, of which sixteen can occur. */
+INLINE void split_bytes(uint64_t *bytes) {
+    uint64_t halves[16] = {0};
+    for (int i = 0; i < 256; i++) {
+        halves[i & 15] += bytes[i];
+        halves[i >> 4] += bytes[i];
+    }
+    memset(bytes, 0, 256 * sizeof *bytes);
+    memcpy(bytes, halves, sizeof halves);
+}
+
+INLINE void add_bytes(const tensor *x, tally *t) {
+    if (x->two_in_a_byte) split_bytes(t->tables->bytes);
+    for (int i = 0; i < 256; i++) {
+        int64_t n = (int64_t)t->tables->bytes[i];
+        if (n && count_value(t, x->values[i], n)) add_constant(t, x->values[i], (double)n);
+    }
+}
+
+INLINE void empty_floats(tally *t) {
+    tables *s = t->tables;
     int first = 0, last = 0;
     if (t->abs_low < INFINITY) {
         first = code_of(bits_of(t->abs_low), COARSE_M) - FLOAT_SHIFT;
@@ -214,7 +262,7 @@ INLINE void empty_quick(tally *t) {
     }
     for (int negative = 0; negative < 2; negative++) {
         uint64_t *counts = s->counts + negative * NEGATIVE + FLOAT_SHIFT;
-        for (int table = 0; table < 4; table++) {
+        for (int table = 0; table < t->quick_tables; table++) {
             uint32_t *quick = s->quick[table] + negative * FLOAT_NEGATIVE;
             t->zeros += quick[0];
             quick[0] = 0;
@@ -222,6 +270,14 @@ INLINE void empty_quick(tally *t) {
             if (last) memset(quick + first, 0, (size_t)(last - first + 1) * sizeof *quick);
         }
     }
+}
+
+/* Move what `quick` holds to where there is room for more. */
+INLINE void empty_quick(const tensor *x, tally *t) {
+    if (t->in_quick == 0) return;
+    t->in_quick = 0;
+    if (x->kind == ONE_BYTE) empty_bytes(t);
+    else empty_floats(t);
 }
 
 INLINE void float_block(tally *t, const float *x, int n, block_buffers *room) {
@@ -240,7 +296,6 @@ INLINE void float_block(tally *t, const float *x, int n, block_buffers *room) {
         odd_block(t, room->doubles, n);
         return;
     }
-    if (t->in_quick > INT64_C(0xffffffff) - BLOCK) empty_quick(t);
     uint32_t low = most >> 31 ? most : least, high = positive >= 0 ? (uint32_t)positive : least;
     widen(t, float_of(low), float_of(high));
     if (tiny != UINT32_MAX) {
@@ -249,7 +304,8 @@ INLINE void float_block(tally *t, const float *x, int n, block_buffers *room) {
     }
     t->in_quick += n;
     if (low >> 20 != high >> 20) {
-        add_floats(t, x, n, 1);
+        if (t->quick_tables > 1) add_floats(t, x, n, 4);
+        else add_floats(t, x, n, 1);
         return;
     }
     t->tables->quick[0][low >> 20] += (uint32_t)n;
@@ -293,10 +349,10 @@ INLINE void double_block(tally *t, const double *x, int n, block_buffers *room) 
     counts[NEGATIVE] = kept_negative;
 }
 
-/* ---- from the tensor's format to blocks of float32 or float64, all exact but int64 beyond 2**53, which rounds ---- */
+/* ---- from the tensor's format to blocks of float32 or float64, exact but for 64-bit integers beyond 2**53 ---- */
 
 INLINE int is_wide(enum kind kind) {
-    return kind == FLOAT64 || kind == INT32 || kind == INT64;
+    return kind == FLOAT64 || kind >= INT32;
 }
 
 INLINE const void *raw_block(const tensor *x, int64_t start, int n, block_buffers *room) {
@@ -308,10 +364,13 @@ INLINE const void *raw_block(const tensor *x, int64_t start, int n, block_buffer
 
 INLINE const double *double_values(const tensor *x, const void *raw, int n, block_buffers *room) {
     double *to = room->doubles;
-    if (x->kind == FLOAT64) return raw;
-    if (x->kind == INT32) for (int i = 0; i < n; i++) to[i] = ((const int32_t *)raw)[i];
-    else for (int i = 0; i < n; i++) to[i] = (double)((const int64_t *)raw)[i];
-    return to;
+    switch (x->kind) {
+    case INT32: for (int i = 0; i < n; i++) to[i] = ((const int32_t *)raw)[i]; return to;
+    case UINT32: for (int i = 0; i < n; i++) to[i] = ((const uint32_t *)raw)[i]; return to;
+    case INT64: for (int i = 0; i < n; i++) to[i] = (double)((const int64_t *)raw)[i]; return to;
+    case UINT64: for (int i = 0; i < n; i++) to[i] = (double)((const uint64_t *)raw)[i]; return to;
+    default: return raw;
+    }
 }
 
 /* A float16's bits, moved to where float32 has its own, are the number divided by 2**112, subnormal or not. */
@@ -335,10 +394,8 @@ INLINE const float *float_values(const tensor *x, const void *raw, int n, block_
         for (int i = 0; i < n; i++) ((bits32 *)to)[i] = (uint32_t)((const uint16_t *)raw)[i] << 16;
         return to;
     case FLOAT16: halves_to_floats(raw, to, n); return to;
-    case INT8: for (int i = 0; i < n; i++) to[i] = ((const int8_t *)raw)[i]; return to;
-    case UINT8: for (int i = 0; i < n; i++) to[i] = ((const uint8_t *)raw)[i]; return to;
     case INT16: for (int i = 0; i < n; i++) to[i] = ((const int16_t *)raw)[i]; return to;
-    case BOOL: for (int i = 0; i < n; i++) to[i] = ((const uint8_t *)raw)[i] != 0; return to;
+    case UINT16: for (int i = 0; i < n; i++) to[i] = ((const uint16_t *)raw)[i]; return to;
     default: return raw;
     }
 }
@@ -350,36 +407,45 @@ INLINE const double *wide_values(const tensor *x, const void *raw, int n, block_
     return room->doubles;
 }
 
-INLINE int block_size(const tensor *x, int64_t start) {
-    return x->count - start < BLOCK ? (int)(x->count - start) : BLOCK;
-}
+/* ---- the elements from `start` to `end` ---- */
 
-INLINE void walk(const tensor *x, tally *t) {
+INLINE int block_size(int64_t start, int64_t end) { return end - start < BLOCK ? (int)(end - start) : BLOCK; }
+
+INLINE void walk(const tensor *x, int64_t start, int64_t end, tally *t) {
     block_buffers room;
-    for (int64_t start = 0; start < x->count; start += BLOCK) {
-        int n = block_size(x, start);
+    for (; start < end; start += BLOCK) {
+        int n = block_size(start, end);
         const void *raw = raw_block(x, start, n, &room);
-        if (is_wide(x->kind)) double_block(t, double_values(x, raw, n, &room), n, &room);
+        if (t->in_quick > INT64_C(0xffffffff) - BLOCK) empty_quick(x, t);
+        if (x->kind == ONE_BYTE) byte_block(t, raw, n);
+        else if (is_wide(x->kind)) double_block(t, double_values(x, raw, n, &room), n, &room);
         else float_block(t, float_values(x, raw, n, &room), n, &room);
     }
-    empty_quick(t);
 }
 
-/* The fine buckets inside a coarse one. */
-typedef uint64_t fine_counts[FINE_CODES];
+/* How many tables of `fine` are in use: one where listing them all would take longer than waiting for one. */
+INLINE int fine_copies(const tensor *x) { return x->count > 8 * BLOCK && x->kind != ONE_BYTE ? 4 : 1; }
 
-/* Count again, finely. `counts` must hold, at each occupied coarse bucket, the row of `fine` it owns. */
-INLINE void walk_finely(const tensor *x, const uint64_t *counts, int m, fine_counts *fine) {
+typedef uint64_t fine_row[FINE_CODES], seen_row[FINE_CODES / 64];
+
+/* Count n elements of one value again, finely. `owners` must hold, at each occupied coarse bucket, its row of `fine`. */
+INLINE void count_finely(double value, uint64_t n, const uint64_t *owners, int m, fine_row *fine, seen_row *seen) {
+    uint64_t bits = bits_of(value), magnitude = bits & MAGNITUDE;
+    if (magnitude - 1 >= INFINITE - 1) return; /* zero, infinite or NaN */
+    int code = code_of(magnitude, m), at = code & ((1 << (m - COARSE_M)) - 1);
+    uint64_t owner = owners[(bits >> 63) * NEGATIVE + (code >> (m - COARSE_M))];
+    fine[owner][at] += n;
+    if (seen) seen[owner][at >> 6] |= UINT64_C(1) << (at & 63);
+}
+
+INLINE void walk_finely(const tensor *x, int64_t start, int64_t end, const uint64_t *owners, int m, tables *to) {
     block_buffers room;
-    for (int64_t start = 0; start < x->count; start += BLOCK) {
-        int n = block_size(x, start);
+    int copies = fine_copies(x);
+    for (; start < end; start += BLOCK) {
+        int n = block_size(start, end), i = 0;
         const double *wide = wide_values(x, raw_block(x, start, n, &room), n, &room);
-        for (int i = 0; i < n; i++) {
-            uint64_t bits = bits_of(wide[i]), magnitude = bits & MAGNITUDE;
-            if (magnitude - 1 >= INFINITE - 1) continue; /* zero, infinite or NaN */
-            int code = code_of(magnitude, m);
-            uint64_t owner = counts[(bits >> 63) * NEGATIVE + (code >> (m - COARSE_M))];
-            fine[owner][code & ((1 << (m - COARSE_M)) - 1)]++;
-        }
+        for (; copies > 1 && i + 4 <= n; i += 4)
+            for (int k = 0; k < 4; k++) count_finely(wide[i + k], 1, owners, m, to->fine[k], NULL);
+        for (; i < n; i++) count_finely(wide[i], 1, owners, m, to->fine[0], to->seen);
     }
 }

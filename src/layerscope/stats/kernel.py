@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ctypes
 import math
-from array import array
 from collections.abc import Callable
 from threading import Lock
 from typing import Any
@@ -19,25 +18,38 @@ import numpy.typing as npt
 
 from layerscope.stats import reference, spec
 from layerscope.stats.combine import Encoded
+from layerscope.stats.formats import BYTES, STORED
 
-#: The types that are read as they lie in memory, in the order of the kernel's numbers.
-STORED = ("float32", "float64", "bfloat16", "float16", "int8", "uint8", "int16", "int32", "int64", "bool")
+#: From so many elements on, several threads are faster than one; for less, `threads` makes no difference.
+LARGE = 1 << 20
 
 _WIDTH = len(spec.MOMENTS)
-_ROW_BYTES = 8 * _WIDTH
-_ROOM = 2 * (spec.TOP_FIELD << spec.COARSE_M) * (3 + 9)  # bytes: every bucket occupied, widest gap, widest count
 _FIRST_ROWS = 256
-_Summarize = Callable[[int, int, int, int, int, int], int]  # see `_summarize_by_numpy`
+_FIRST_BYTES = 1 << 20  # more than the bit-counts of one tensor can take
+_BYTE_VALUES = np.stack([*BYTES.values()])
+_Summarize = Callable[[list[int], int, int], int]  # see `_summarize_by_numpy`
 
 
-def format_number(stored: str, dtype: str | None = None) -> int:
-    """What `Arena.add` calls a type: how its elements are stored, and below which magnitude they are subnormal.
-
-    `dtype` names the format the values come from where that is another one: float8 read as float32.
-    """
-    smallest_normal = spec.SMALLEST_NORMAL[dtype or stored]
+def format_number(dtype: str) -> int:
+    """What `Arena.add` calls a format: how its elements are stored, and below which magnitude they are subnormal."""
+    smallest_normal = spec.SMALLEST_NORMAL[dtype]
     field = math.frexp(smallest_normal)[1] - 1 + spec.EXPONENT_BIAS if smallest_normal else 0
-    return field << 8 | STORED.index(stored)
+    return field << 8 | STORED.index(dtype)
+
+
+class Target(ctypes.Structure):
+    """Where the kernel finds its memory; `target` in `_kernel.c`."""
+
+    _fields_ = (
+        ("scratch", ctypes.c_void_p),
+        ("byte_values", ctypes.c_void_p),
+        ("moments", ctypes.c_void_p),
+        ("ends", ctypes.c_void_p),
+        ("bits", ctypes.c_void_p),
+        ("rows", ctypes.c_int64),
+        ("row_capacity", ctypes.c_int64),
+        ("bits_capacity", ctypes.c_int64),
+    )
 
 
 class Arena:
@@ -49,79 +61,113 @@ class Arena:
     def __init__(self) -> None:
         self._lock = Lock()
         self._summarize = _summarize
-        self._moments = np.empty((_FIRST_ROWS, _WIDTH))
-        self._bits = np.empty(2 * _ROOM, np.uint8)
         self._scratch = np.zeros(_SCRATCH_BYTES, np.uint8)
-        self._ends = array(
-            "q", [0]
-        )  # end of each row's bit-counts << 4 | m: one append makes a row, or it is not there
-        self._find()
+        self._moments = np.empty((_FIRST_ROWS, _WIDTH))
+        self._ends = np.zeros(_FIRST_ROWS + 1, np.int64)  # end of each row's bit-counts << 4 | m, behind a zero
+        self._bits = np.empty(_FIRST_BYTES, np.uint8)
+        self._rows = 0
+        self._target = Target(scratch=self._scratch.ctypes.data, byte_values=_BYTE_VALUES.ctypes.data)
+        self._target_at = ctypes.addressof(self._target)
+        self._aim()
 
-    def _find(self) -> None:
-        """Look up the addresses once: asking numpy for them costs more than a small summary."""
-        self._moments_at = self._moments.ctypes.data
-        self._bits_at = self._bits.ctypes.data
-        self._scratch_at = self._scratch.ctypes.data
+    def _aim(self) -> None:
+        target = self._target
+        target.moments, target.ends, target.bits = (
+            part.ctypes.data for part in (self._moments, self._ends, self._bits)
+        )
+        target.row_capacity, target.bits_capacity = len(self._moments), len(self._bits)
 
-    def add(self, address: int, count: int, number: int) -> int:
+    def add(self, address: int, count: int, number: int, threads: int = 1) -> int:
         """Row of the summary of `count` elements that lie at the address, one behind the other.
 
-        `number` is the `format_number` of their type. The memory must not change meanwhile.
+        `number` is the `format_number` of their type; where two share a byte, `count` is that of the bytes. The memory
+        must not change meanwhile. Up to `threads` threads share a large tensor; the result does not depend on it.
+        """
+        return self.add_many([address, count, number], threads)
+
+    def add_many(self, plan: list[int], threads: int = 1) -> int:
+        """First row of the summaries of several tensors, made in one go: for small ones a third of the time.
+
+        The plan holds address, count and number of each tensor (see `add`), one tensor behind the other.
         """
         with self._lock:
-            row, used = len(self._ends) - 1, self._ends[-1] >> 4
-            if row == len(self._moments) or used + _ROOM > len(self._bits):
-                self._grow(row, used)
-            to = self._moments_at + row * _ROW_BYTES
-            packed = self._summarize(address, count, number, self._scratch_at, to, self._bits_at + used)
-            self._ends.append((used << 4) + packed)
-            return row
+            first = self._rows
+            self._rows = self._summarize(plan, self._target_at, threads)
+            while 3 * (self._rows - first) < len(plan):
+                self._grow()
+                self._rows = self._summarize(plan[3 * (self._rows - first) :], self._target_at, threads)
+            return first
 
-    def _grow(self, rows: int, used: int) -> None:
-        """Leave room for one more row, whatever its size."""
-        if rows == len(self._moments):
-            self._moments = np.concatenate((self._moments, np.empty_like(self._moments)))
-        if used + _ROOM > len(self._bits):
-            self._bits = np.concatenate((self._bits, np.empty_like(self._bits)))
-        self._find()
+    def _grow(self) -> None:
+        """Leave room for at least one more row, whatever its size."""
+        if self._rows == len(self._moments):
+            self._moments = _doubled(self._moments, self._rows)
+            self._ends = _doubled(self._ends, self._rows + 1)
+        else:
+            self._bits = _doubled(self._bits, int(self._ends[self._rows]) >> 4)
+        self._aim()
 
     def __len__(self) -> int:
-        return len(self._ends) - 1
+        return self._rows
 
     def drain(self) -> Encoded:
         """All summaries since the last time, in arrays that belong to the caller."""
         with self._lock:
-            ends = np.array(self._ends, np.int64)
-            self._ends = array("q", [0])
+            rows, self._rows, self._target.rows = self._rows, 0, 0
+            ends = self._ends[: rows + 1]
             offsets = ends >> 4
             return Encoded(
-                self._moments[: len(ends) - 1].copy(),
+                self._moments[:rows].copy(),
                 (ends[1:] & 15).astype(np.uint8),
                 offsets,
                 self._bits[: offsets[-1]].copy(),
             )
 
 
-def read_memory(address: int, count: int, stored: str) -> npt.NDArray[Any]:  # Any: one of the types in STORED
-    """The elements at an address as numpy sees them, not copied; bfloat16 as float32, copied."""
-    storage = np.dtype("uint16" if stored == "bfloat16" else stored)
+def _doubled(array: npt.NDArray[Any], used: int) -> npt.NDArray[Any]:  # Any: whatever the array holds
+    """The used part of an array in one with twice the room."""
+    larger = np.empty((2 * len(array), *array.shape[1:]), array.dtype)
+    larger[:used] = array[:used]
+    return larger
+
+
+def read_memory(address: int, count: int, dtype: str) -> npt.NDArray[Any]:  # Any: one of the types in STORED
+    """The elements at an address as numpy sees them, not copied; what numpy has no type for as floats, copied."""
+    in_bytes = dtype in BYTES
+    storage = np.dtype("uint8" if in_bytes else "uint16" if dtype == "bfloat16" else dtype)
     raw = (ctypes.c_char * (count * storage.itemsize)).from_address(address)
     values = np.frombuffer(memoryview(raw).cast("B"), storage, count)
-    if stored == "bfloat16":
+    if in_bytes:
+        halves = np.stack((values & 15, values >> 4)) if dtype.endswith("_x2") else values
+        return np.take(BYTES[dtype], halves)
+    if dtype == "bfloat16":
         return (values.astype(np.uint32) << np.uint32(16)).view(np.float32)
     return values
 
 
-def _summarize_by_numpy(address: int, count: int, number: int, scratch: int, moments: int, bits: int) -> int:
-    """Bytes written << 4 | m: the summary goes to the addresses `moments` and `bits`."""
-    field = number >> 8
-    smallest_normal = math.ldexp(1.0, field - spec.EXPONENT_BIAS) if field else 0.0
-    values = read_memory(address, count, STORED[number & 255]) if count else np.zeros(0)
-    summary = reference.summarize(values, smallest_normal)
-    encoded = spec.encode(summary.bits)
-    ctypes.memmove(moments, summary.moments.ctypes.data, summary.moments.nbytes)
-    ctypes.memmove(bits, encoded, len(encoded))
-    return len(encoded) << 4 | summary.bits.m
+def _summarize_by_numpy(plan: list[int], target_at: int, threads: int) -> int:
+    """Rows in the target after those of the plan's tensors (see `Arena.add_many`), as many as had room."""
+    target = Target.from_address(target_at)
+    for address, count, number in zip(plan[::3], plan[1::3], plan[2::3], strict=True):
+        field, dtype = number >> 8, STORED[number & 255]
+        smallest_normal = math.ldexp(1.0, field - spec.EXPONENT_BIAS) if field else 0.0
+        summary = reference.summarize(read_memory(address, count, dtype) if count else np.zeros(0), smallest_normal)
+        if not _put(summary, target):
+            break
+    return int(target.rows)
+
+
+def _put(summary: spec.Summary, target: Target) -> bool:
+    """Write one row; False if the target is full."""
+    ends = (ctypes.c_int64 * (target.row_capacity + 1)).from_address(target.ends)
+    used, encoded = ends[target.rows] >> 4, spec.encode(summary.bits)
+    if target.rows == target.row_capacity or used + len(encoded) > target.bits_capacity:
+        return False
+    ctypes.memmove(target.moments + target.rows * 8 * _WIDTH, summary.moments.ctypes.data, 8 * _WIDTH)
+    ctypes.memmove(target.bits + used, encoded, len(encoded))
+    target.rows += 1
+    ends[target.rows] = (used + len(encoded)) << 4 | summary.bits.m
+    return True
 
 
 def _best() -> tuple[_Summarize, int]:

@@ -55,6 +55,7 @@ SMALLEST_NORMAL = {
     "float8_e5m2": 2.0**-14,
     "float8_e5m2fnuz": 2.0**-15,
     "float8_e8m0fnu": 0.0,
+    "float4_e2m1fn_x2": 1.0,
 }
 
 

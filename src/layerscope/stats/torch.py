@@ -6,31 +6,22 @@ wraps other tensors, such as a DTensor, has no memory of its own; give the tenso
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+
 import torch
+from torch.nn.parameter import is_lazy
 
 from layerscope.errors import SelectError
 from layerscope.stats import kernel
+from layerscope.stats.formats import BYTES, STORED
 
-#: Types that are read as another one, which holds all their values (but for uint64 beyond 2**53).
-_READ_AS = {
-    "uint16": "int32",
-    "uint32": "int64",
-    "uint64": "float64",
-    "float8_e4m3fn": "float32",
-    "float8_e4m3fnuz": "float32",
-    "float8_e5m2": "float32",
-    "float8_e5m2fnuz": "float32",
-    "float8_e8m0fnu": "float32",
-}
 #: Complex numbers are summarised by their magnitude.
 _MAGNITUDES = {torch.complex32: torch.complex64, torch.complex64: torch.complex64, torch.complex128: torch.complex128}
 
-_IN_PLACE = {getattr(torch, name): kernel.format_number(name) for name in kernel.STORED}
-_UPCAST = {
-    getattr(torch, name): (getattr(torch, wider), kernel.format_number(wider, name))
-    for name, wider in _READ_AS.items()
-    if hasattr(torch, name)  # older versions lack some
-}
+_NUMBER = {getattr(torch, name): kernel.format_number(name) for name in STORED if hasattr(torch, name)}
+_ONE_BYTE = {getattr(torch, name) for name in BYTES if hasattr(torch, name)}  # older versions lack some
+_MOST_THREADS = 4
 
 
 def dtype_name(tensor: torch.Tensor) -> str:
@@ -43,18 +34,75 @@ def add(arena: kernel.Arena, tensor: torch.Tensor) -> int:
 
     A summary does not depend on the order of the elements, so transposed and channels-last tensors are
     read in place, too. Strided views with gaps, broadcast tensors and tensors on other devices are copied.
+    Of float4 tensors, which hold two elements in a byte, both are counted.
     """
-    number = _IN_PLACE.get(tensor.dtype)
-    if (
-        number is None
-        or not tensor.is_cpu
-        or tensor.layout is not torch.strided
-        or tensor.is_nested
-        or not tensor.is_contiguous()
-        or tensor.is_neg()
-    ):
+    place = _in_place(tensor)
+    if place is None:
         tensor, number = _readable(tensor)
-    return arena.add(_address(tensor), tensor.numel(), number)
+        place = [_address(tensor), tensor.numel(), number]
+    return arena.add_many(place, _threads(place[1]))
+
+
+def add_many(arena: kernel.Arena, tensors: Sequence[torch.Tensor]) -> tuple[list[int], dict[int, SelectError]]:
+    """Rows of the tensors' summaries in the arena: as `add` gives them, small tensors in half the time.
+
+    A tensor that cannot be read has row -1; why, stands under its position in the second result. Rows need not
+    ascend: tensors that have to be copied come first.
+    """
+    plan: list[int] = []
+    apart: dict[int, int] = {}
+    errors: dict[int, SelectError] = {}
+    for position, tensor in enumerate(tensors):
+        place = _in_place(tensor)
+        if place is not None:
+            plan += place
+            continue
+        try:
+            apart[position] = add(arena, tensor)  # at once: a copy lives no longer than it must
+        except SelectError as error:
+            apart[position], errors[position] = -1, error
+    first = arena.add_many(plan, _threads(max(plan[1::3], default=0)))
+    planned = range(first, first + len(plan) // 3)
+    if not apart:
+        return list(planned), errors
+    following = iter(planned)
+    return [apart[i] if i in apart else next(following) for i in range(len(tensors))], errors
+
+
+def thinned(tensor: torch.Tensor, most: int) -> torch.Tensor:
+    """At most so many of the tensor's elements, evenly spread over it; the tensor itself if it has no more.
+
+    No random number is drawn. The distance shares no factor with the tensor's size, so that no dimension is missed.
+    """
+    count = tensor.numel()
+    if count <= most or tensor.layout is not torch.strided or tensor.is_nested or not _is_dense(tensor):
+        return tensor
+    distance = -(-count // most)
+    while math.gcd(distance, count) != 1:
+        distance += 1
+    return tensor.detach().as_strided((count,), (1,), tensor.storage_offset())[::distance]
+
+
+def _threads(largest: int) -> int:
+    """How many threads to share a tensor of so many elements among: as many as torch would, up to a few."""
+    return 1 if largest < kernel.LARGE else min(torch.get_num_threads(), _MOST_THREADS)
+
+
+def _in_place(tensor: torch.Tensor) -> list[int] | None:
+    """What `Arena.add` needs to know of a tensor that can be read where it lies, and is known to be dense at once."""
+    number = _NUMBER.get(tensor.dtype)
+    if number is None or not tensor.is_cpu:
+        return None
+    try:
+        if not tensor.is_contiguous():
+            return None
+        address, count = tensor.data_ptr(), tensor.numel()
+    except (RuntimeError, ValueError):  # how a tensor without one piece of memory answers, and a lazy parameter
+        return None
+    # A real tensor with its sign still to be changed is every other number of a complex one: dense only if alone.
+    if address == 0 or (count == 1 and tensor.is_neg()):
+        return None if count else [0, 0, number]
+    return [address, count, number]
 
 
 def _address(tensor: torch.Tensor) -> int:
@@ -80,26 +128,22 @@ def _readable(tensor: torch.Tensor) -> tuple[torch.Tensor, int]:
     with torch.no_grad():
         if tensor.dtype in _MAGNITUDES:
             tensor = tensor.to(_MAGNITUDES[tensor.dtype]).abs()
+        number = _NUMBER[tensor.dtype]
+        if tensor.dtype in _ONE_BYTE:
+            tensor = tensor.view(torch.uint8)  # which can be copied on every device
         tensor = tensor.cpu().resolve_neg()
-        if tensor.dtype in _UPCAST:
-            wider, number = _UPCAST[tensor.dtype]
-            tensor = tensor.to(wider)
-        else:
-            number = _IN_PLACE[tensor.dtype]
-        return (tensor if _is_dense(tensor) else tensor.contiguous()), number
+        return (tensor if not tensor.is_nested and _is_dense(tensor) else tensor.contiguous()), number
 
 
 def _refuse(tensor: torch.Tensor) -> None:
     """Raise if there is nothing that could be read."""
-    if tensor.is_nested:
-        raise SelectError("A nested tensor has no summary. Record its parts (`.unbind()`) instead.")
     if tensor.layout is not torch.strided:
         raise SelectError(
             f"A tensor of layout {tensor.layout} has no summary. Record its `.to_dense()`, or its `.values()`."
         )
-    if tensor.is_meta:
+    if tensor.is_meta or is_lazy(tensor):
         raise _no_memory(tensor)
-    if not (tensor.dtype in _IN_PLACE or tensor.dtype in _UPCAST or tensor.dtype in _MAGNITUDES):
+    if not (tensor.dtype in _NUMBER or tensor.dtype in _MAGNITUDES):
         raise SelectError(
             f"A tensor of type {dtype_name(tensor)} has no summary. Convert it first, for example "
             "with `.dequantize()` or `.to(torch.float32)`."
