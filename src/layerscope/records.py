@@ -81,6 +81,27 @@ class Summaries:
 
 
 @dataclass(frozen=True, slots=True)
+class Extras:
+    """Statistics of one step that are not in the summaries, such as the user's own: one row for each number."""
+
+    step: int
+    series: Ids
+    names: tuple[str, ...]
+    values: Floats
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What recording one step cost."""
+
+    step: int
+    step_s: float  # from the end of the step before to the end of this one, recording included
+    recording_s: float  # of it, what the recorder took: in the training's threads, and computing time of its writer
+    summaries: int  # tensors summarised
+    bytes: int  # handed to the sink
+
+
+@dataclass(frozen=True, slots=True)
 class Value:
     """A whole tensor kept for one step."""
 
@@ -104,7 +125,7 @@ class Event:
     """Something that happened at a step: a note of the user's, a warning, dropped rows."""
 
     step: int
-    level: str  # "note", "info", "warning", "drop"
+    level: str  # "note", "info", "warning", "drop", "skipped" (a step whose update was not made)
     text: str
     time_s: float
 
@@ -120,20 +141,52 @@ class ModuleNode:
 
 
 @dataclass(frozen=True, slots=True)
+class CallNode:
+    """One call of a module within a forward of the watched model, or a tensor that was named in it."""
+
+    site: str  # as in the series of its outputs: "encoder.0#2"
+    path: str  # the module's; of a named tensor, that of the module it was named in
+    parent: str  # site of the call it happened in; "" for the outermost
+    inputs: tuple[tuple[str, tuple[int, ...]], ...]  # port and shape of each tensor
+    outputs: tuple[tuple[str, tuple[int, ...]], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Edge:
+    """Data that flows from one call to another; operations between the calls are passed through.
+
+    Both stand side by side in one call, or one of them is the call around the other: then its input is the source, or
+    its output the target.
+    """
+
+    source: str
+    source_port: str
+    target: str
+    target_port: str
+
+
+@dataclass(frozen=True, slots=True)
 class Graph:
-    """The watched model's modules in the order of registration."""
+    """The watched model's modules in the order of registration, the calls seen so far, and how data flowed."""
 
     modules: tuple[ModuleNode, ...]
+    calls: tuple[CallNode, ...] = ()
+    edges: tuple[Edge, ...] = ()
+
+
+Record = Summaries | Extras | Cost | Value | Kpi | Event | Graph
 
 
 class Sink(Protocol):
     """Where a recorder's records go. No method waits for a disk."""
 
+    cpu_s: float  # seconds of computing time that writing has taken, wherever it was done
+
     def series_id(self, series: Series) -> int:
         """Number of the series, the same for equal series for the life of the run."""
         ...
 
-    def put(self, record: Summaries | Value | Kpi | Event | Graph) -> None:
+    def put(self, record: Record) -> None:
         """Take over one record."""
         ...
 

@@ -6,22 +6,23 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from layerscope.records import Event, Floats, Graph, Kind, Kpi, Mode, Series, Summaries, Value
+from layerscope.records import Event, Floats, Kind, Mode, Record, Series, Summaries
 from layerscope.stats import derive, spec
 
 
 @dataclass
 class ListSink:
     series: list[Series] = field(default_factory=list)
-    records: list[Summaries | Value | Kpi | Event | Graph] = field(default_factory=list)
+    records: list[Record] = field(default_factory=list)
     closed: bool = False
+    cpu_s: float = 0.0
 
     def series_id(self, series: Series) -> int:
         if series not in self.series:
             self.series.append(series)
         return self.series.index(series)
 
-    def put(self, record: Summaries | Value | Kpi | Event | Graph) -> None:
+    def put(self, record: Record) -> None:
         self.records.append(record)
 
     def close(self) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from layerscope.records import Event, Floats, Kind, Kpi, Mode, Reading, Series, Summaries
+from layerscope.records import Event, Extras, Floats, Kind, Kpi, Mode, Reading, Series, Summaries
 from layerscope.stats import spec
 from layerscope.stats.reference import summarize
 from layerscope.store.folder import create
@@ -57,6 +57,10 @@ class Writing:
     def kpi(self, step: int, value: float) -> None:
         """Write the KPI of a step, and nothing else."""
         self.sink.put(Kpi(step, "loss", value, float(step)))
+
+    def own(self, step: int, name: str, value: float) -> None:
+        """Write an own statistic of a step, and nothing else."""
+        self.sink.put(Extras(step, np.array([self.series], np.int32), (name,), np.array([value])))
 
     def note(self, step: int, text: str) -> None:
         """Write a note."""

@@ -14,7 +14,7 @@ from starlette.testclient import TestClient
 
 from layerscope.server import catalogue, wire
 from layerscope.server.routes import MOST_EVENTS
-from layerscope.viz.scalar import STATISTICS
+from layerscope.stats import derive
 from tests.query.test_discover import closed_to_us
 from tests.server.runs import Writing, tensor_at, write_run
 
@@ -56,7 +56,7 @@ def test_a_folder_that_is_itself_a_run_is_listed_by_its_own_name(project: Path) 
 
 def test_sites_come_with_everything_that_tells_series_apart(client: TestClient) -> None:
     sites = asked(client, "/api/run/group/second/sites")
-    assert sites["stats"] == list(STATISTICS)
+    assert sites["stats"] == list(derive.STATS)
     (series,) = sites["series"]
     assert (series["site"], series["port"], series["kind"], series["mode"]) == ("layer", "output.0", "output", "train")
     assert (series["dtype"], series["reading"], series["shape"]) == ("float64", "forward", [500])
@@ -67,6 +67,23 @@ def test_a_statistic_equals_numpys(client: TestClient) -> None:
     view = asked(client, f"/api/run/first/scalar?series={series}&stat=std")
     assert view["last_steps"].tolist() == [0, 1, 2, 3, 4]
     np.testing.assert_allclose(view["last"], [tensor_at(step).std() for step in range(5)], rtol=1e-9)
+
+
+def test_an_own_statistic_is_listed_and_drawn_at_the_steps_that_have_it(client: TestClient, project: Path) -> None:
+    writing = Writing(project / "own")
+    for step in range(5):
+        writing.step(step)
+    other = writing.series_of("float32")
+    writing.tensor(0, other)
+    for step, value in ((1, 0.5), (3, np.nan)):
+        writing.own(step, "sparsity", value)
+    writing.sink.close()
+    assert asked(client, "/api/run/own/sites")["stats"] == [*derive.STATS, "sparsity"]
+    view = asked(client, f"/api/run/own/scalar?series={writing.series}&stat=sparsity")
+    assert view["last_steps"].tolist() == [1, 3]
+    np.testing.assert_array_equal(view["last"], [0.5, np.nan])
+    assert asked(client, f"/api/run/own/scalar?series={other}&stat=sparsity")["points"] == 0
+    assert "'stat'" in refused(client, "/api/run/first/scalar?series=0&stat=sparsity", 400)
 
 
 def test_a_histogram_counts_every_element_of_every_step(client: TestClient) -> None:

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from layerscope.records import Floats, Kind, Kpi, Mode, Reading, Series, Summaries
+from layerscope.records import Cost, Extras, Floats, Kind, Kpi, Mode, Reading, Series, Summaries
 from layerscope.stats import spec
 from layerscope.store.reader import Reader
 from layerscope.store.writer import FolderSink
@@ -58,11 +58,30 @@ def summaries(step: int, ids: Sequence[int], *, alias: Sequence[int] | None = No
     )
 
 
+def value_at(series: int, step: int, name: str) -> float:
+    """The own statistic of a row."""
+    return series * 10.0 + step / 8 + len(name)
+
+
+def extras(step: int, ids: Sequence[int], names: Sequence[str] = ("own", "other")) -> Extras:
+    """Own statistics of some series at one step, one row for each series and name."""
+    pairs = [(number, name) for number in ids for name in names]
+    values = np.array([value_at(number, step, name) for number, name in pairs])
+    return Extras(step, np.array([number for number, _ in pairs], np.int32), tuple(name for _, name in pairs), values)
+
+
+def cost_at(step: int) -> Cost:
+    """What recording a step cost."""
+    return Cost(step, 0.5 + step, 0.1 * step, 3 * step, 1000 * step)
+
+
 def put_steps(sink: FolderSink, steps: Sequence[int], width: int = 3, salt: float = 0.0) -> list[int]:
-    """Puts some steps of the first `width` series and a KPI for each; gives the series numbers."""
+    """Puts some steps of the first `width` series, with own statistics, KPI and cost; gives the series numbers."""
     ids = [sink.series_id(series_at(place)) for place in range(width)]
     for step in steps:
         sink.put(summaries(step, ids, salt=salt))
+        sink.put(extras(step, ids[:2]))
+        sink.put(cost_at(step))
         sink.put(Kpi(step, "loss", 1.0 / (step + 1), 100.0 + step))
     return ids
 
@@ -87,6 +106,12 @@ def check_numbers(reader: Reader) -> list[tuple[int, int, int, int]]:
     for row in reader.kpis(history=True).to_pylist():
         assert row["value"] == 1.0 / (row["step"] + 1)
         assert row["time_s"] == 100.0 + row["step"]
+    found_extras = reader.extras(history=True).to_pylist()
+    assert len({tuple(row.values()) for row in found_extras}) == len(found_extras)
+    for row in found_extras:
+        assert row["value"] == value_at(row["series"], row["step"], row["name"])
+    for row in reader.costs(history=True).to_pylist():
+        assert Cost(**{name: row[name] for name in Cost.__slots__}) == cost_at(row["step"])
     for row in reader.series().to_pylist():
         assert row["site"] == f"layer.{row['shape'][0]}"
     return keys

@@ -22,7 +22,7 @@ from layerscope.store.folder import create
 from layerscope.store.format import TABLES
 from layerscope.store.reader import Reader
 from layerscope.store.writer import FolderSink
-from tests.store.runs import check_numbers, close_quietly, put_steps, series_at, start, summaries
+from tests.store.runs import check_numbers, close_quietly, cost_at, extras, put_steps, series_at, start, summaries
 
 
 def value(step: int, kib: int = 1) -> Value:
@@ -33,11 +33,7 @@ def test_what_was_put_is_read_back_after_a_flush(tmp_path: Path) -> None:
     sink = FolderSink(create(tmp_path / "run"))
     put_steps(sink, range(5))
     sink.put(Event(3, "note", "a note <b>", 4.0))
-    sink.put(
-        Graph(
-            (ModuleNode("", "Net", 12, "detail"), ModuleNode("a", "Linear", 3, "")),
-        )
-    )
+    sink.put(Graph((ModuleNode("", "Net", 12, "detail"), ModuleNode("a", "Linear", 3, ""))))
     assert sink.flush()
     reader = Reader(tmp_path / "run")
     assert len(check_numbers(reader)) == 15
@@ -98,22 +94,26 @@ def steps_waiting(backlog: Backlog) -> dict[str, list[int]]:
     return waiting
 
 
-def test_the_backlog_drops_values_then_bits_then_moments_and_never_kpis() -> None:
-    step, kpi = summaries(0, range(50)), Kpi(0, "loss", 1.0, 0.0)
+def test_the_backlog_drops_values_then_bits_then_extras_then_moments_and_never_kpis_or_costs() -> None:
+    step, kpi, own, cost = summaries(0, range(50)), Kpi(0, "loss", 1.0, 0.0), extras(0, [1, 2]), cost_at(0)
     moments, bits = size_of("moments", step), size_of("bits", step)
-    backlog = Backlog(size_of("kpis", kpi) + 3 * moments + 2 * bits - 1)
+    small = size_of("kpis", kpi) + size_of("costs", cost) + size_of("extras", own)
+    backlog = Backlog(small + 3 * moments + 2 * bits - 1)
     backlog.add(("kpis",), kpi)
+    backlog.add(("costs",), cost)
+    backlog.add(("extras",), own)
     backlog.add(("values",), Value(0, 0, np.zeros(moments // 8)))
     backlog.add(("moments", "bits"), summaries(1, range(50)))
-    assert steps_waiting(backlog) == {"values": [0], "bits": [1], "moments": [1]}
+    assert steps_waiting(backlog) == {"values": [0], "bits": [1], "extras": [0], "moments": [1]}
     backlog.add(("moments", "bits"), summaries(2, range(50)))
-    assert steps_waiting(backlog) == {"values": [], "bits": [1, 2], "moments": [1, 2]}
+    assert steps_waiting(backlog) == {"values": [], "bits": [1, 2], "extras": [0], "moments": [1, 2]}
     backlog.add(("moments", "bits"), summaries(3, range(50)))
-    assert steps_waiting(backlog) == {"values": [], "bits": [3], "moments": [1, 2, 3]}
+    assert steps_waiting(backlog) == {"values": [], "bits": [3], "extras": [0], "moments": [1, 2, 3]}
     backlog.add(("moments", "bits"), summaries(4, range(50)))
-    assert steps_waiting(backlog) == {"values": [], "bits": [], "moments": [2, 3, 4]}
-    assert len(backlog.take(0).items["kpis"]) == 1
-    assert backlog.dropped == {"values": 1, "bits": 200, "moments": 50}
+    assert steps_waiting(backlog) == {"values": [], "bits": [], "extras": [], "moments": [2, 3, 4]}
+    left = backlog.take(0).items
+    assert (left["kpis"], left["costs"]) == ([kpi], [cost])
+    assert backlog.dropped == {"values": 1, "bits": 200, "extras": 4, "moments": 50}
 
 
 def test_the_oldest_of_a_table_is_dropped_first() -> None:
@@ -125,16 +125,16 @@ def test_the_oldest_of_a_table_is_dropped_first() -> None:
     assert (kept.dropped["values"].first_step, kept.dropped["values"].last_step) == (0, 2)
 
 
-def test_kpis_and_events_are_kept_however_full_the_queue_is(tmp_path: Path) -> None:
+def test_kpis_costs_and_events_are_kept_however_full_the_queue_is(tmp_path: Path) -> None:
     sink = FolderSink(create(tmp_path / "run"), queue_bytes=1)
     put_steps(sink, range(20))
     sink.put(Event(1, "note", "kept", 1.0))
     sink.put(value(3))
     sink.close()
     reader = Reader(tmp_path / "run")
-    assert reader.kpis().num_rows == 20
-    assert reader.moments().num_rows == 0
-    assert sink.dropped == {"values": 1, "bits": 60, "moments": 60}
+    assert reader.kpis().num_rows == reader.costs().num_rows == 20
+    assert reader.moments().num_rows == reader.extras().num_rows == 0
+    assert sink.dropped == {"values": 1, "bits": 60, "extras": 80, "moments": 60}
     events = reader.events().to_pylist()
     assert "kept" in [event["text"] for event in events]
     told = " ".join(event["text"] for event in events if event["level"] == "drop")

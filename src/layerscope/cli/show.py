@@ -26,7 +26,8 @@ def show(options: argparse.Namespace) -> int:
         if options.sql:
             content = run.sql(options.sql)
         else:
-            content = run.stats(options.sites or "*", kind=options.kind, stat=options.stat or TELLING)
+            stat = options.stat or (*TELLING, *run.own_statistics)
+            content = run.stats(options.sites or "*", kind=options.kind, stat=stat)
         if several:
             console().print(Text(str(path), "bold"))
         console().print(text.table(content))

@@ -7,11 +7,13 @@ import itertools
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from layerscope.records import Floats, Ids, Ints
 from layerscope.stats import derive, spec
 from layerscope.store.order import key_columns, places
-from layerscope.store.reader import encoded
+from layerscope.store.reader import KEYS, encoded
+from layerscope.store.wanted import Flags
 
 #: What tells one history from another, in the order of the columns of every table.
 IDENTITY = ("site", "port", "kind", "mode", "dtype", "reading", "rank")
@@ -26,6 +28,17 @@ def ints(table: pa.Table, column: str) -> Ints:
     """One integer column as numpy array."""
     array: Ints = table.column(column).to_numpy().astype(np.int64)
     return array
+
+
+def floats(table: pa.Table, column: str) -> Floats:
+    """One column of numbers as numpy array."""
+    array: Floats = table.column(column).to_numpy().astype(np.float64)
+    return array
+
+
+def are(table: pa.Table, column: str, text: str) -> Flags:
+    """Which rows have the text in a column."""
+    return np.asarray(pc.equal(table.column(column), text).to_numpy(), np.bool_)
 
 
 def columns_for(stats: list[str]) -> list[str]:
@@ -43,7 +56,7 @@ def columns_for(stats: list[str]) -> list[str]:
 
 def moments_of(rows: pa.Table) -> dict[str, Floats]:
     """The moment columns of rows as float64 arrays."""
-    return {name: rows.column(name).to_numpy().astype(np.float64) for name in rows.column_names if name in spec.COLUMN}
+    return {name: floats(rows, name) for name in rows.column_names if name in spec.COLUMN}
 
 
 def named(rows: pa.Table, series: pa.Table) -> tuple[pa.Table, pa.Table, Ints]:
@@ -53,6 +66,32 @@ def named(rows: pa.Table, series: pa.Table) -> tuple[pa.Table, pa.Table, Ints]:
     order = np.lexsort((ints(rows, "step"), at))
     order = order[at[order] >= 0]
     return rows.take(pa.array(order)), series.take(pa.array(at[order])), at[order]
+
+
+def with_extras(moments: pa.Table | None, extras: pa.Table, names: list[str]) -> pa.Table:
+    """The rows of moments with own statistics as further columns, null where a row has none.
+
+    A row that has own statistics but no moments, because they were dropped or not asked for, is there too.
+    """
+    fields = ("rank", "series", "step")
+    theirs, values = key_columns(extras, fields), floats(extras, "value")
+    table = extras.select(KEYS).slice(0, 0) if moments is None else moments
+    at = places(theirs, key_columns(table, fields))
+    if (at < 0).any():
+        last = places(theirs, theirs) == np.arange(len(at))  # several names share a row
+        alone = extras.select(KEYS).filter(pa.array((at < 0) & last))
+        table = pa.concat_tables([table, alone], promote_options="default")
+        at = places(theirs, key_columns(table, fields))
+    for name in names:
+        mine = are(extras, "name", name)
+        table = table.append_column(name, _placed(len(table), at[mine], values[mine]))
+    return table
+
+
+def curves(extras: pa.Table) -> dict[str, tuple[Ints, Floats]]:
+    """Steps and values of each own statistic of one series."""
+    parts = {name: extras.filter(pa.array(are(extras, "name", name))) for name in extras["name"].unique().to_pylist()}
+    return {name: (ints(part, "step"), floats(part, "value")) for name, part in parts.items()}
 
 
 def decoded(rows: pa.Table, bits: pa.Table) -> derive.BitRows:
@@ -78,9 +117,23 @@ def lists(matrix: Floats) -> pa.Array:
     return pa.LargeListArray.from_arrays(pa.array(offsets), pa.array(matrix.ravel()))
 
 
-def column(name: str, values: Floats) -> pa.Array:
-    """One statistic as a column; counts are whole numbers."""
-    return pa.array(values.astype(np.int64) if name in spec.COUNTS else values)
+def column(name: str, values: Floats, lacking: Flags | None = None) -> pa.Array:
+    """One statistic as a column, null where it is lacking; counts are whole numbers."""
+    known = values if lacking is None else np.where(lacking, 0.0, values)
+    return pa.array(known.astype(np.int64) if name in spec.COUNTS else known, mask=lacking)
+
+
+def statistics(rows: pa.Table, names: list[str]) -> dict[str, pa.Array]:
+    """Each statistic of the rows: derived from their moments, or the user's own and so a column already."""
+    moments = moments_of(rows)
+    read = [rows.column(name) for name in moments]
+    lacking = np.asarray(read[0].is_null().to_numpy(), np.bool_) if read and read[0].null_count else None
+    return {
+        name: column(name, derive.statistic(name, moments.__getitem__), lacking)
+        if name in derive.STATS
+        else rows.column(name)
+        for name in names
+    }
 
 
 def binned(owner: Ints, moments: dict[str, Floats], bits: derive.BitRows, bins: int) -> tuple[Floats, Floats]:
@@ -123,7 +176,7 @@ def wide(long: pa.Table, names: list[str]) -> pa.Table:
 
     A KPI that a step did not have is null; one that was NaN is NaN.
     """
-    steps, values, times = ints(long, "step"), long.column("value").to_numpy(), long.column("time_s").to_numpy()
+    steps, values, times = ints(long, "step"), floats(long, "value"), floats(long, "time_s")
     of = np.array(long.column("name").to_pylist(), dtype=object)
     kept = np.isin(of, names)
     axis = np.unique(steps[kept])
@@ -133,7 +186,11 @@ def wide(long: pa.Table, names: list[str]) -> pa.Table:
 
 
 def _pivoted(axis: Ints, steps: Ints, values: Floats) -> pa.Array:
-    at = np.searchsorted(axis, steps)
-    column, missing = np.zeros(len(axis)), np.ones(len(axis), np.bool_)
+    return _placed(len(axis), np.searchsorted(axis, steps), values)
+
+
+def _placed(rows: int, at: Ints, values: Floats) -> pa.Array:
+    """A column with the values at their places, the last of several, and null elsewhere."""
+    column, missing = np.zeros(rows), np.ones(rows, np.bool_)
     column[at], missing[at] = values, False
     return pa.array(column, mask=missing)

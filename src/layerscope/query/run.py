@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -25,14 +26,21 @@ class History:
     steps: Ints
     moments: dict[str, Floats]
     bits: derive.BitRows
+    own: Mapping[str, tuple[Ints, Floats]] = field(default_factory=dict)  # steps and values of own statistics
 
     def stat(self, name: str) -> Floats:
-        """One statistic over the steps."""
+        """One built-in statistic over the steps."""
         return derive.statistic(name, self.moments.__getitem__)
+
+    def curve(self, name: str) -> tuple[Ints, Floats]:
+        """Steps and values of one statistic; one of the user's own may be missing at some steps, or at all."""
+        if name in derive.STATS:
+            return self.steps, self.stat(name)
+        return self.own.get(name, (self.steps[:0], np.zeros(0)))
 
 
 class Run:
-    """A recorded run: `stats()`, `histograms()`, `exponents()`, `kpis()`, `events()`, `sql()`.
+    """A recorded run: `stats()`, `histograms()`, `exponents()`, `kpis()`, `events()`, `cost()`, `sql()`.
 
     It may still be growing: every call reads what has been written by then.
     """
@@ -52,12 +60,27 @@ class Run:
         """What could not be read, one sentence each; empty for a sound run."""
         return [f"{count} {what} were left out." for what, count in self._reader.problems.items() if count]
 
+    @property
+    def last_step(self) -> int | None:
+        """The last step of which anything was recorded, None if there is none; quick, however long the run is."""
+        return self._reader.last_step
+
+    @property
+    def own_statistics(self) -> tuple[str, ...]:
+        """The names of the statistics that the user added."""
+        return tuple(name for name in self._reader.extra_names if name.lower() not in derive.RESERVED)
+
+    @property
+    def statistics(self) -> tuple[str, ...]:
+        """The names of all statistics of the run: the built-in ones, then the user's own."""
+        return *derive.STATS, *self.own_statistics
+
     def status(self) -> str:
         """`"running"`, `"finished"`, or `"stopped"` when the training ended without closing the run."""
         return self._reader.status()
 
     def graph(self) -> Graph | None:
-        """The watched model's modules."""
+        """The watched model's modules, the calls of them that were seen, and how data flowed between these."""
         return self._reader.graph()
 
     def series(self) -> Table:
@@ -73,19 +96,21 @@ class Run:
         mode: Patterns = None,
         steps: Steps = None,
     ) -> Table:
-        """Statistics, one row per series and step.
+        """Statistics, one row per series and step that has any of them; the user's own are null where they are missing.
 
         `sites`, `kind`, `stat` and `mode` are names or globs, or lists of them; `steps` is a range `(first, last)`
         or an array of steps.
         """
-        names = matching(stat, derive.STATS, "statistic")
+        names = matching(stat, self.statistics, "statistic")
         chosen = self._chosen(sites, kind, mode)
-        read = self._reader.moments(rows.numbers(chosen), steps, rows.columns_for(names))
+        numbers, own = rows.numbers(chosen), [name for name in names if name not in derive.STATS]
+        needed = rows.columns_for([name for name in names if name in derive.STATS])
+        extras = self._reader.extras(numbers, steps, own) if own else None  # first: they are written after moments
+        read = self._reader.moments(numbers, steps, needed) if needed or not own else None
+        if extras is not None:
+            read = rows.with_extras(read, extras, own)
         read, identity, _ = rows.named(read, chosen)
-        moments = rows.moments_of(read)
-        return Table(
-            rows.assembled(read, identity, {n: rows.column(n, derive.statistic(n, moments.__getitem__)) for n in names})
-        )
+        return Table(rows.assembled(read, identity, rows.statistics(read, names)))
 
     def histograms(
         self,
@@ -130,16 +155,27 @@ class Run:
         """Notes, warnings and drops, in the order in which they happened."""
         return Table(self._reader.events())
 
+    def cost(self) -> Table:
+        """What recording took of each recorded step: seconds, their share of the step, tensors and bytes."""
+        table = self._reader.costs()
+        whole, part = rows.floats(table, "step_s"), rows.floats(table, "recording_s")
+        share = pa.array(np.divide(part, whole, where=whole > 0, out=np.zeros(len(whole))), mask=~(whole > 0))
+        columns = ("step", "step_s", "recording_s", "summaries", "bytes", "rank")
+        return Table(table.select(columns).add_column(3, "share", share))
+
     def sql(self, query: str) -> Table:
-        """The answer to an SQL query over the views `stats`, `exponents`, `series`, `kpis` and `events`."""
-        return Table(sql.answer(query, {name: getattr(self, name) for name in sql.VIEWS}))
+        """The answer to an SQL query over the views `stats`, `exponents`, `series`, `kpis`, `events` and `costs`."""
+        views = {name: getattr(self, name) for name in ("stats", "exponents", "series", "kpis", "events")}
+        return Table(sql.answer(query, {**views, "costs": self.cost}))
 
     def history(self, series: int, rank: int = 0) -> History:
         """Every summary of one series, given by its number in `series()`."""
         table = self._reader.series()
         chosen = table.filter(pa.array((rows.ints(table, "series") == series) & (rows.ints(table, "rank") == rank)))
         read, _, _, bits = self._decoded(chosen, None)
-        return History(rows.ints(read, "step"), rows.moments_of(read), bits)
+        own = self._reader.extras(rows.numbers(chosen))
+        own = own.filter(pa.array(rows.ints(own, "rank") == rank))
+        return History(rows.ints(read, "step"), rows.moments_of(read), bits, rows.curves(own))
 
     def _chosen(self, sites: Patterns, kind: Patterns, mode: Patterns) -> pa.Table:
         table = self._reader.series()

@@ -11,8 +11,6 @@ import pyarrow as pa
 from layerscope.errors import SelectError
 from layerscope.query.table import Table
 
-VIEWS = ("stats", "exponents", "series", "kpis", "events")
-
 
 def answer(query: str, views: Mapping[str, Callable[[], Table]]) -> pa.Table:
     """The result of the query; a view is only read when the query mentions its name.

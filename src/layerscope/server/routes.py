@@ -19,7 +19,7 @@ from layerscope.server.messages import EventEntry, RunList, SeriesEntry, SiteLis
 from layerscope.version import __version__
 from layerscope.viz.axis import AxisKind
 from layerscope.viz.histogram import HistogramView, histogram_view
-from layerscope.viz.scalar import STATISTICS, ScalarView, kpis_in_order, scalar_view
+from layerscope.viz.scalar import ScalarView, kpis_in_order, scalar_view
 from layerscope.viz.screen import Screen
 
 Answer = TypeVar("Answer")
@@ -60,7 +60,8 @@ def sent(record: object) -> Response:
 def sites(opened: Opened, name: str, request: Request) -> SiteList:
     """What can be shown of the run."""
     rows = opened.run.series().arrow().to_pylist()
-    return SiteList(name, STATISTICS, tuple(SeriesEntry(**{f: row[f] for f in SeriesEntry.__slots__}) for row in rows))
+    series = tuple(SeriesEntry(**{f: row[f] for f in SeriesEntry.__slots__}) for row in rows)
+    return SiteList(name, opened.run.statistics, series)
 
 
 def timeline(opened: Opened, name: str, request: Request) -> Timeline:
@@ -88,9 +89,8 @@ def timeline(opened: Opened, name: str, request: Request) -> Timeline:
 
 def scalar(opened: Opened, name: str, request: Request) -> ScalarView:
     """One statistic of one series."""
-    stat = chosen(request, "stat", STATISTICS)
-    history = history_of(opened, request)
-    return scalar_view(stat, history.steps, history.stat(stat), screen_of(request))
+    stat = chosen(request, "stat", opened.run.statistics)
+    return scalar_view(stat, *history_of(opened, request).curve(stat), screen_of(request))
 
 
 def histogram(opened: Opened, name: str, request: Request) -> HistogramView:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 
 from layerscope.errors import SelectError
-from layerscope.records import Bytes, Floats, Ids, Ints
+from layerscope.records import Bytes, Floats, Ids, Ints, Series
 from layerscope.stats import spec
 
 Column = Callable[[str], Floats]
@@ -55,6 +55,11 @@ _DERIVED: dict[str, Callable[[Column], Floats]] = {
 
 #: Every statistic of a tensor's values, in the order in which tables show them.
 STATS = ("count", *_DERIVED, "min", "max", "abs_min", "abs_max", "zeros", "subnormal", "nan", "pos_inf", "neg_inf")
+
+#: What no statistic of the user's own may be called, in upper or lower case: tables and SQL have it already.
+RESERVED = frozenset(
+    (*STATS, *spec.MOMENTS, "rank", "session", "step", "series", *(field.name for field in fields(Series)))
+)
 
 
 def statistic(name: str, column: Column) -> Floats:

@@ -7,14 +7,16 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from layerscope.records import Event, Graph, Kpi, Summaries, Value
+from layerscope.records import Extras, Graph, Record, Summaries, Value
 from layerscope.store.batches import NumberedSeries
 
-Item = Summaries | Value | Kpi | Event | Graph | NumberedSeries
+Item = Record | NumberedSeries
 
-QUEUES = ("series", "graph", "events", "kpis", "moments", "bits", "values")  # in the order of writing
-DROPPED_FIRST = ("values", "bits", "moments")  # the others are never dropped
+#: In the order of writing.
+QUEUES = ("series", "graph", "events", "kpis", "costs", "moments", "extras", "bits", "values")
+DROPPED_FIRST = ("values", "bits", "extras", "moments")  # the others are never dropped
 _SMALL_BYTES = 200  # about what a row of the small tables takes
+_NAME_BYTES = 64  # a short text and the reference to it; rows may share their texts, or not
 
 
 def size_of(queue: str, item: Item) -> int:
@@ -24,12 +26,16 @@ def size_of(queue: str, item: Item) -> int:
             return item.bits.nbytes + item.offsets.nbytes + item.m.nbytes
         rest = item.series.nbytes + item.alias.nbytes + item.scale.nbytes + item.merged.nbytes
         return item.moments.nbytes + rest
+    if isinstance(item, Extras):
+        return item.series.nbytes + item.values.nbytes + _NAME_BYTES * len(item.names)
+    if isinstance(item, Graph):
+        return _SMALL_BYTES * (1 + len(item.modules) + len(item.calls) + len(item.edges))
     return item.array.nbytes if isinstance(item, Value) else _SMALL_BYTES
 
 
 def rows_of(item: Item) -> int:
     """Rows an item becomes in its table."""
-    return len(item.series) if isinstance(item, Summaries) else 1
+    return len(item.series) if isinstance(item, Summaries | Extras) else 1
 
 
 @dataclass(slots=True)
@@ -99,13 +105,13 @@ class Backlog:
         self._gone += 1
 
     def _count(self, queue: str, item: Item) -> None:
-        assert isinstance(item, Summaries | Value)
+        assert isinstance(item, Summaries | Extras | Value)
         rows = rows_of(item)
         self.dropped[queue] += rows
         self._unreported.setdefault(queue, Drops()).add(rows, item.step)
 
     def take(self, limit_bytes: int) -> Load:
-        """The next items to write: the small tables whole, then moments before bits before values up to a limit."""
+        """The next items to write: the small tables whole, the others in the order of writing up to a limit."""
         with self._lock:
             load = Load(dropped=self._unreported)
             self._unreported = {}

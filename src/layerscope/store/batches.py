@@ -10,9 +10,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from layerscope.records import Event, Ints, Kpi, Series, Summaries
+from layerscope.records import Cost, Event, Extras, Ints, Kpi, Series, Summaries
 from layerscope.stats import spec
-from layerscope.store.columns import binary, flags, lists, numbers, texts
+from layerscope.store.columns import binary, dtype_of, flags, lists, numbers, texts
 from layerscope.store.format import SEGMENT_SCHEMA
 
 _Number = TypeVar("_Number", bound=np.generic)
@@ -51,26 +51,27 @@ def series_batch(rows: Sequence[NumberedSeries]) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(columns, schema=SEGMENT_SCHEMA["series"])
 
 
-def kpis_batch(rows: Sequence[Kpi]) -> pa.RecordBatch:
-    """Rows of the KPI table."""
+def records_batch(table: str, rows: Sequence[Kpi | Event | Cost]) -> pa.RecordBatch:
+    """Rows of a table whose columns are the fields of its records."""
+    schema = SEGMENT_SCHEMA[table]
+    fields = [[getattr(row, name) for row in rows] for name in schema.names]
     columns = [
-        numbers(np.array([row.step for row in rows], np.int64)),
-        texts([row.name for row in rows]),
-        numbers(np.array([row.value for row in rows], np.float64)),
-        numbers(np.array([row.time_s for row in rows], np.float64)),
+        texts(field) if kind == pa.string() else numbers(np.array(field, dtype_of(kind)))
+        for field, kind in zip(fields, schema.types, strict=True)
     ]
-    return pa.RecordBatch.from_arrays(columns, schema=SEGMENT_SCHEMA["kpis"])
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
-def events_batch(rows: Sequence[Event]) -> pa.RecordBatch:
-    """Rows of the event table."""
+def extras_batch(items: Sequence[Extras]) -> pa.RecordBatch:
+    """Rows of the table of extras: those of one step after the other."""
+    names = {names: texts(names) for names in {item.names for item in items}}  # most steps have the same
     columns = [
-        numbers(np.array([row.step for row in rows], np.int64)),
-        texts([row.level for row in rows]),
-        texts([row.text for row in rows]),
-        numbers(np.array([row.time_s for row in rows], np.float64)),
+        numbers(_steps(items)),
+        numbers(_joined([item.series for item in items])),
+        pa.concat_arrays([names[item.names] for item in items]),
+        numbers(_joined([item.values for item in items])),
     ]
-    return pa.RecordBatch.from_arrays(columns, schema=SEGMENT_SCHEMA["events"])
+    return pa.RecordBatch.from_arrays(columns, schema=SEGMENT_SCHEMA["extras"])
 
 
 def moments_batch(items: Sequence[Summaries]) -> pa.RecordBatch:
@@ -111,5 +112,5 @@ def _joined(arrays: Sequence[npt.NDArray[_Number]]) -> npt.NDArray[_Number]:
     return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
 
 
-def _steps(items: Sequence[Summaries]) -> Ints:
+def _steps(items: Sequence[Summaries | Extras]) -> Ints:
     return np.repeat(np.array([item.step for item in items], np.int64), [len(item.series) for item in items])

@@ -23,6 +23,11 @@ _TYPES: dict[np.dtype[Any], pa.DataType] = {
 _DTYPES: dict[pa.DataType, np.dtype[Any]] = {kind: dtype for dtype, kind in _TYPES.items()}
 
 
+def dtype_of(kind: pa.DataType) -> np.dtype[Any]:
+    """What numpy calls an Arrow type of numbers."""
+    return _DTYPES[kind]
+
+
 def numbers(values: Numbers, null: Flags | None = None) -> pa.Array:
     """An Arrow array on the memory of a numpy array, null where the flags say so."""
     valid = None if null is None else pa.py_buffer(np.packbits(~null, bitorder="little"))

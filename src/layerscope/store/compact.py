@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from layerscope.errors import StoreError
 from layerscope.store.format import (
+    BY_SERIES,
     COMPACT_LOCK,
     PARTS,
     SCHEMA,
@@ -36,6 +37,7 @@ from layerscope.store.wanted import Wanted
 
 PART_ROWS = 1 << 19
 _PIECE_BYTES = 32 << 20  # sorted at once: bounds the memory
+Tell = Callable[[float], None]  # told again and again which share of the work is done
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +60,7 @@ class _Plan:
     groups: tuple[Sources, ...]  # each becomes one part
 
 
-def compact(folder: str | os.PathLike[str]) -> CompactReport:
+def compact(folder: str | os.PathLike[str], tell: Tell | None = None) -> CompactReport:
     """Turns all closed segments of a run into sorted parts; may run beside a training and beside readers.
 
     Takes about 250 MB of memory beside the mapped segments, and little more than one core. Killed at any moment
@@ -70,7 +72,7 @@ def compact(folder: str | os.PathLike[str]) -> CompactReport:
     if lock is None:
         return CompactReport(done=False)
     try:
-        return _compact(path)
+        return _compact(path, tell)
     except OSError as error:
         raise StoreError(
             f"{path} cannot be compacted: {error.strerror or error}. Nothing is lost; "
@@ -80,7 +82,7 @@ def compact(folder: str | os.PathLike[str]) -> CompactReport:
         lock.release()
 
 
-def _compact(folder: Path) -> CompactReport:
+def _compact(folder: Path, tell: Tell | None) -> CompactReport:
     started = time.monotonic()
     catalogue = Catalogue(folder)
     live = catalogue.live()
@@ -89,15 +91,22 @@ def _compact(folder: Path) -> CompactReport:
     groups = [group for plan in plans.values() for group in plan.groups]
     if not groups:
         return CompactReport(done=True, elapsed_s=time.monotonic() - started)
-    generation = live.generation + 1
-    parts = {table: (*plan.kept, *_made(folder, table, plan, generation)) for table, plan in plans.items()}
+    generation, made, total = live.generation + 1, 0, sum(group.rows for group in groups)
+
+    def count(piece: pa.Table) -> pa.Table:
+        nonlocal made
+        made += piece.num_rows
+        if tell is not None:
+            tell(made / max(total, 1))
+        return piece
+
+    parts = {table: (*plan.kept, *_made(folder, table, plan, generation, count)) for table, plan in plans.items()}
     after = Live(generation, {**live.parts, **parts})
     write_live(folder, after)
     _sweep(folder, after)
-    made = {table: sum(group.rows for group in plan.groups) for table, plan in plans.items()}
     return CompactReport(
         done=True,
-        rows=made,
+        rows={table: sum(group.rows for group in plan.groups) for table, plan in plans.items()},
         segments=sum(len(group.segments) for group in groups),
         bytes_before=sum(group.size_bytes for group in groups),
         bytes_after=sum(_size(folder, table, entry, generation) for table in TABLES for entry in parts[table]),
@@ -171,19 +180,21 @@ def _grouped(sources: Sources) -> Iterator[Sources]:
         yield group
 
 
-def _made(folder: Path, table: str, plan: _Plan, generation: int) -> list[PartEntry]:
+def _made(
+    folder: Path, table: str, plan: _Plan, generation: int, count: Callable[[pa.Table], pa.Table]
+) -> list[PartEntry]:
     """Writes the parts of a plan. What merged parts replaced is swept, so only the new segments are named."""
     made = []
     for k, group in enumerate(plan.groups):
         file = part_name(generation, k)
-        rows = write_part(folder / PARTS / table / file, table, _sorted_pieces(group))
+        rows = write_part(folder / PARTS / table / file, table, map(count, _sorted_pieces(group)))
         made.append(PartEntry(file, rows, tuple(str(segment.name) for segment in group.segments)))
     return made
 
 
 def _sorted_pieces(sources: Sources) -> Iterator[pa.Table]:
     """The rows of a group in the order of its table, a bounded number of bytes at a time."""
-    pieces = _pieces(sources) if sources.table in ("moments", "bits") else iter((Wanted(),))
+    pieces = _pieces(sources) if sources.table in BY_SERIES else iter((Wanted(),))
     for wanted in pieces:
         yield in_order(sources.table, sources.read(SCHEMA[sources.table].names, wanted))
 

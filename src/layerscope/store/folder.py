@@ -16,6 +16,7 @@ from typing import Any, Literal
 from layerscope.errors import BusyError, FormatError, StoreError
 from layerscope.records import Kind, Mode, Reading, Series
 from layerscope.store.format import (
+    BY_SERIES,
     PARTS,
     RUN,
     SCHEMA,
@@ -189,7 +190,7 @@ def known_series(catalogue: Catalogue, rank: int) -> dict[Series, int]:
 def largest_series(catalogue: Catalogue) -> int:
     """The largest series number that any row uses, also one whose series was lost; -1 if there is none."""
     largest = -1
-    for table in ("series", "moments", "bits"):
+    for table in ("series", *BY_SERIES):
         sources = catalogue.sources(table)
         numbers = [part.largest_series for part in sources.parts]
         numbers += [int(segment.series_numbers().max(initial=-1)) for segment in sources.segments]

@@ -16,7 +16,8 @@ from layerscope.errors import FormatError
 from layerscope.stats import spec
 
 VERSION = 1
-TABLES = ("series", "moments", "bits", "kpis", "events")  # in the order of writing
+TABLES = ("series", "moments", "extras", "bits", "kpis", "costs", "events")  # in the order of writing
+BY_SERIES = ("moments", "extras", "bits")  # the large ones: their rows are found by series and step
 
 RUN = "run.json"
 LIVE = "live.json"
@@ -49,8 +50,16 @@ _COLUMNS: dict[str, list[tuple[str, pa.DataType]]] = {
         ("merged", pa.int32()),
         *_MOMENTS,
     ],
+    "extras": [("step", pa.int64()), ("series", pa.int32()), ("name", _TEXT), ("value", pa.float64())],
     "bits": [("step", pa.int64()), ("series", pa.int32()), ("m", pa.uint8()), ("counts", pa.binary())],
     "kpis": [("step", pa.int64()), ("name", _TEXT), ("value", pa.float64()), ("time_s", pa.float64())],
+    "costs": [
+        ("step", pa.int64()),
+        ("step_s", pa.float64()),
+        ("recording_s", pa.float64()),
+        ("summaries", pa.int64()),
+        ("bytes", pa.int64()),
+    ],
     "events": [("step", pa.int64()), ("level", _TEXT), ("text", _TEXT), ("time_s", pa.float64())],
 }
 

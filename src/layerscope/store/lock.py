@@ -6,6 +6,8 @@ import importlib.util
 import os
 import time
 import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from layerscope.errors import StoreError
@@ -81,6 +83,20 @@ def _try(handle: int, how: int, path: Path) -> bool:
     except OSError as error:
         raise StoreError(f"{path} cannot be locked: {error.strerror}. Record to a local disk.") from None
     return True
+
+
+@contextmanager
+def alone_with(path: Path) -> Iterator[None]:
+    """A block in which no other process is in such a block with the same file; waits for its turn."""
+    handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        try:
+            yield
+        finally:
+            fcntl.flock(handle, fcntl.LOCK_UN)  # a child forked meanwhile has the handle too: closing is not enough
+    finally:
+        os.close(handle)
 
 
 def is_held(path: Path) -> bool:

@@ -16,7 +16,9 @@ SORT_KEYS = {
     "series": ("rank", "series"),
     "moments": ("series", "rank", "step", "session"),
     "bits": ("series", "rank", "step", "session"),
+    "extras": ("series", "rank", "name", "step", "session"),
     "kpis": ("name", "rank", "step", "session"),
+    "costs": ("rank", "step", "session"),
     "events": (),
 }
 

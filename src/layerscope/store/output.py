@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +13,17 @@ import pyarrow as pa
 from layerscope.errors import StoreError
 from layerscope.records import Event, Graph, Series, Value
 from layerscope.store.backlog import Drops, Item, Load
-from layerscope.store.batches import NumberedSeries, bits_batch, events_batch, kpis_batch, moments_batch, series_batch
+from layerscope.store.batches import (
+    NumberedSeries,
+    bits_batch,
+    extras_batch,
+    moments_batch,
+    records_batch,
+    series_batch,
+)
 from layerscope.store.folder import OpenRun
-from layerscope.store.format import GRAPH, RUN, TABLES, write_json
+from layerscope.store.format import RUN, TABLES
+from layerscope.store.graph import add_to_graph
 from layerscope.store.segments import SegmentWriter
 from layerscope.store.values import KEPT_DTYPES, ValuesWriter
 
@@ -23,9 +31,9 @@ Batcher = Callable[[Any], pa.RecordBatch]  # each takes its own table's items
 _BATCHERS: Mapping[str, Batcher] = {
     "series": series_batch,
     "moments": moments_batch,
+    "extras": extras_batch,
     "bits": bits_batch,
-    "kpis": kpis_batch,
-    "events": events_batch,
+    **{table: partial(records_batch, table) for table in ("kpis", "costs", "events")},
 }
 
 
@@ -67,7 +75,7 @@ class Output:
 
     def event(self, level: str, text: str) -> None:
         """Writes an event of the writer's own."""
-        self._segments["events"].write(events_batch([Event(self._latest_step, level, text, time.time())]))
+        self._segments["events"].write(records_batch("events", [Event(self._latest_step, level, text, time.time())]))
 
     def end(self) -> None:
         """Closes all segments, marked as whole."""
@@ -81,17 +89,16 @@ class Output:
 
     def _write_queue(self, queue: str, items: list[Item]) -> None:
         if queue == "graph":
-            graph = items[-1]
-            assert isinstance(graph, Graph)
-            write_json(self._run.path / GRAPH, "graph", asdict(graph))
+            trouble = add_to_graph(self._run.path, [item for item in items if isinstance(item, Graph)])
+            if trouble is not None:
+                self.event("warning", trouble)
         elif queue == "values":
             self._write_values([item for item in items if isinstance(item, Value)])
         else:
             if queue == "series":
                 self._series.update({row.number: row.series for row in items if isinstance(row, NumberedSeries)})
             self._segments[queue].write(_BATCHERS[queue](items))
-            if queue in ("moments", "kpis", "events"):
-                self._latest_step = max(self._latest_step, *(getattr(item, "step", 0) for item in items))
+            self._latest_step = max(self._latest_step, *(getattr(item, "step", 0) for item in items))
 
     def _write_values(self, values: list[Value]) -> None:
         can_keep = [value.array.dtype in KEPT_DTYPES and value.series in self._series for value in values]

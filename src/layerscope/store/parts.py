@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Callable, Iterable
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 
 import numpy as np
@@ -15,11 +15,11 @@ import pyarrow.parquet as pq
 from layerscope.records import Ids, Ints
 from layerscope.stats import spec
 from layerscope.store.columns import numbers, values
-from layerscope.store.format import ASIDE, SCHEMA, VERSION, check_version, damaged, sync_folder
+from layerscope.store.format import ASIDE, BY_SERIES, SCHEMA, VERSION, check_version, damaged, sync_folder
 from layerscope.store.wanted import Wanted
 
-ROW_GROUP = {"moments": 16_384, "bits": 2_048, "series": 16_384, "kpis": 16_384, "events": 16_384}
-_FLOATS = ["scale", *spec.SUMS, *spec.EXTREMES]
+ROW_GROUP = {table: 2_048 if table == "bits" else 16_384 for table in SCHEMA}
+_FLOATS = ["scale", "value", *spec.SUMS, *spec.EXTREMES]
 _GROUPS_AT_ONCE = 8
 Task = Callable[[], list[pa.Table]]
 _UNREADABLE = (pa.ArrowException, OSError)
@@ -44,7 +44,7 @@ def write_part(path: Path, table: str, pieces: Iterable[pa.Table]) -> int:
 
 def _options(table: str) -> dict[str, object]:
     options: dict[str, object] = {"compression": "zstd", "compression_level": 3, "write_page_checksum": True}
-    if table in ("moments", "bits"):
+    if table in BY_SERIES:
         names = [name for name in SCHEMA[table].names if name not in ("step", "counts")]
         split = [name for name in _FLOATS if name in names]
         options["use_dictionary"] = [name for name in names if name not in split]
@@ -120,10 +120,27 @@ class Part:
         """The largest series number of any row, -1 if there is no row."""
         return int(self._series[1].max(initial=-1))
 
+    @property
+    def last_step(self) -> int:
+        """The largest step of any row, -1 if there is no row; known without reading them."""
+        largest = int(self._step[1].max(initial=-1))
+        if largest < np.iinfo(np.int64).max:
+            return largest
+        return int(self._whole("step", np.int64).max(initial=-1))  # whoever wrote it kept no statistics
+
+    @cached_property
+    def names(self) -> frozenset[str]:
+        """What occurs in the column `name`."""
+        found = (table["name"].unique() for task in self.tasks(["name"], Wanted()) for table in task())
+        return frozenset(name for names in found for name in names.to_pylist())
+
     def series_numbers(self) -> Ids:
         """The series number of every row."""
-        found = [values(table["series"]) for task in self.tasks(["series"], Wanted()) for table in task()]
-        return np.concatenate([np.zeros(0, np.int32), *found])
+        return np.asarray(self._whole("series", np.int32), np.int32)
+
+    def _whole(self, column: str, dtype: type) -> Ids | Ints:
+        found = [values(table[column]) for task in self.tasks([column], Wanted()) for table in task()]
+        return np.concatenate([np.zeros(0, dtype), *found])
 
     def tasks(self, columns: list[str], wanted: Wanted) -> list[Task]:
         """The reading of the wanted rows, columns in the order asked for, in pieces that threads can share."""

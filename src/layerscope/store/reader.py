@@ -9,13 +9,15 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from layerscope.errors import FormatError, SelectError, StoreError
-from layerscope.records import Bytes, Graph, Ids, Ints, ModuleNode
+from layerscope.errors import SelectError, StoreError
+from layerscope.records import Bytes, Graph, Ids, Ints
 from layerscope.stats import spec
-from layerscope.store.columns import flags, numbers, valid, values
+from layerscope.store.columns import flags, numbers, texts, valid, values
 from layerscope.store.folder import Status, status_of
-from layerscope.store.format import GRAPH, SCHEMA, Manifest, damaged, read_json, read_manifest
+from layerscope.store.format import GRAPH, SCHEMA, TABLES, Manifest, read_manifest
+from layerscope.store.graph import read_graph
 from layerscope.store.order import in_order, key_columns, places, without_earlier
 from layerscope.store.sources import Catalogue
 from layerscope.store.values import KeptValue, read_values, values_names
@@ -23,6 +25,7 @@ from layerscope.store.wanted import Flags, Steps, Wanted
 
 KEYS = ("rank", "session", "step", "series")
 UNKNOWN_SERIES = "rows of unknown series"
+UNKNOWN_EXTRAS = "own statistics of unknown series"
 LOST_ALIAS = "rows whose alias is lost"
 
 
@@ -97,6 +100,37 @@ class Reader:
         found = place >= 0
         return _joined(rows.select(KEYS), bits.select(["m", "counts"]), found, place)
 
+    def extras(
+        self,
+        series: npt.ArrayLike | None = None,
+        steps: Steps = None,
+        names: Sequence[str] | None = None,
+        *,
+        history: bool = False,
+    ) -> pa.Table:
+        """Own statistics by series, rank, name and step: rank, session, step, series, name, value."""
+        table = self._catalogue.sources("extras").read(SCHEMA["extras"].names, Wanted.of(series, steps))
+        if names is not None:
+            table = table.filter(pc.is_in(table.column("name"), value_set=texts(names)))
+        return self._known(self._ordered("extras", table, history=history), UNKNOWN_EXTRAS)
+
+    @property
+    def extra_names(self) -> list[str]:
+        """The names of all own statistics, in alphabetical order."""
+        return sorted(self._catalogue.sources("extras").names)
+
+    def costs(self, *, history: bool = False) -> pa.Table:
+        """What recording cost by rank and step: rank, session, step, step_s, recording_s, summaries, bytes."""
+        return self._ordered("costs", self._whole("costs"), history=history)
+
+    @property
+    def last_step(self) -> int | None:
+        """The last step of which anything was recorded, None if there is none; little is read for it."""
+        tables = [table for table in TABLES if table not in ("series", "bits")]  # bits have no step that moments lack
+        steps = [self._catalogue.sources(table).last_step for table in tables]
+        last = max([*steps, *(name.step for name in values_names(self.folder))])
+        return last if last >= 0 else None
+
     def kpis(self, *, history: bool = False) -> pa.Table:
         """Numbers of the training loop by name, rank and step: rank, session, step, name, value, time_s."""
         return self._ordered("kpis", self._whole("kpis"), history=history)
@@ -107,18 +141,8 @@ class Reader:
         return table.take(numbers(np.argsort(values(table.column("time_s")), kind="stable")))
 
     def graph(self) -> Graph | None:
-        """The modules of the watched model, None if none were recorded."""
-        path = self.folder / GRAPH
-        try:
-            content = read_json(path, "graph")
-            names = ("path", "class_name", "parameters", "detail")
-            return Graph(tuple(ModuleNode(*(module[name] for name in names)) for module in content["modules"]))
-        except FileNotFoundError:
-            return None
-        except OSError as error:
-            raise FormatError(f"{path} cannot be read: {error.strerror}. Check its permissions.") from None
-        except (KeyError, TypeError) as error:
-            raise damaged(path, f"a key is missing or wrong ({error})") from None
+        """The modules of the watched model, the calls seen and how data flowed, None if nothing was recorded of it."""
+        return read_graph(self.folder)
 
     def values(self, step: int, *, history: bool = False) -> list[KeptValue]:
         """The whole tensors kept of one step."""
@@ -135,13 +159,13 @@ class Reader:
         table = in_order(kind, table)
         return table if history else without_earlier(kind, table)
 
-    def _known(self, table: pa.Table) -> pa.Table:
+    def _known(self, table: pa.Table, left_out: str = UNKNOWN_SERIES) -> pa.Table:
         """The rows whose series is known. Series are written before the rows that use them, so looked at last."""
         series = self._catalogue.sources("series").read(["rank", "series"], Wanted())
         known = key_columns(series, ("rank", "series"))
         ours = key_columns(table, ("rank", "series"))
         found = _are_among(ours, known)
-        self.problems[UNKNOWN_SERIES] = int(np.count_nonzero(~found))
+        self.problems[left_out] = int(np.count_nonzero(~found))
         return table if found.all() else table.filter(flags(found))
 
     def _resolved(self, table: pa.Table, wanted: Wanted) -> pa.Table:

@@ -161,6 +161,17 @@ class Segment:
         )
         return _Batch(batch, step, series)
 
+    @property
+    def last_step(self) -> int:
+        """The largest step of any row, -1 if there is no row."""
+        return max((int(batch.step.max(initial=-1)) for batch in self._batches if batch.step is not None), default=-1)
+
+    @property
+    def names(self) -> frozenset[str]:
+        """What occurs in the column `name`."""
+        found = (table["name"].unique() for table in self.read(["name"], Wanted()))
+        return frozenset(name for names in found for name in names.to_pylist())
+
     def series_numbers(self) -> Ids:
         """The series number of every row, in the order of writing."""
         columns = [batch.series for batch in self._batches if batch.series is not None]

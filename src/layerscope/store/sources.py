@@ -52,6 +52,16 @@ class Sources:
         """Bytes of all files."""
         return sum(file.size_bytes for file in self.files)
 
+    @property
+    def last_step(self) -> int:
+        """The largest step of any row, -1 if there is none; little is read for it."""
+        return max((file.last_step for file in self.files), default=-1)
+
+    @property
+    def names(self) -> frozenset[str]:
+        """What occurs in the column `name`."""
+        return frozenset().union(*(file.names for file in self.files))
+
     def read(self, columns: list[str], wanted: Wanted) -> pa.Table:
         """The wanted rows, in the order of recording."""
         found = _run([task for part in self.parts for task in part.tasks(columns, wanted)])

@@ -9,12 +9,13 @@ import warnings
 from collections.abc import Mapping
 
 from layerscope.errors import LayerscopeWarning, StoreError
-from layerscope.records import Event, Graph, Kpi, Series, Summaries, Value
+from layerscope.records import Cost, Event, Extras, Graph, Kpi, Record, Series, Summaries, Value
 from layerscope.store.backlog import Backlog, Load
 from layerscope.store.batches import NumberedSeries
 from layerscope.store.compact import compact
 from layerscope.store.folder import OpenRun
 from layerscope.store.output import FolderGoneError, Output
+from layerscope.store.progress import progress_line
 
 QUEUE_BYTES = 64 << 20
 FLUSH_BYTES = 4 << 20
@@ -25,6 +26,8 @@ _LONGEST_PAUSE_S = 30.0
 
 _QUEUES: Mapping[type, tuple[str, ...]] = {
     Summaries: ("moments", "bits"),
+    Extras: ("extras",),
+    Cost: ("costs",),
     Value: ("values",),
     Kpi: ("kpis",),
     Event: ("events",),
@@ -79,7 +82,7 @@ class FolderSink:
                 self._next += 1
         return number
 
-    def put(self, record: Summaries | Value | Kpi | Event | Graph) -> None:
+    def put(self, record: Record) -> None:
         """Takes over one record; its arrays must not be written again."""
         if os.getpid() != self._pid or self._closed:
             return
@@ -121,7 +124,8 @@ class FolderSink:
                     self.run.mark(closed_s=time.time(), drops=self.dropped)
                 self.run.lock.release()
                 if self._compact:
-                    compact(self.run.path)
+                    with progress_line(f"Compacting {self.run.path.name}") as tell:
+                        compact(self.run.path, tell)
         except (OSError, StoreError) as error:
             self._warn(f"{self.run.path} was recorded, but could not be tidied up at the end: {error}")
         finally:

@@ -7,10 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from layerscope.records import Floats, Ints
-from layerscope.stats import derive
 from layerscope.viz.screen import Screen, columns
-
-STATISTICS = derive.STATS  # that can be shown
 
 
 @dataclass(frozen=True, slots=True)

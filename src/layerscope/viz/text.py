@@ -149,8 +149,18 @@ def overview(run: Run) -> RenderableType:
     names = kpis_in_order(kpis.column_names)
     if names:
         parts.append(_kpis(names, [kpis.column(name) for name in names], steps))
+    if run.own_statistics:
+        parts.append(Text(f"own statistics: {', '.join(run.own_statistics)}"))
+    parts += _cost(run.cost())
     parts.append(_sites(run))
     return Group(*parts)
+
+
+def _cost(cost: Table) -> list[Text]:
+    took, whole = (sum(filter(None, cost[name])) for name in ("recording_s", "step_s"))
+    if not whole > 0:
+        return []
+    return [Text(f"recording took {100 * took / whole:.3g} % of the time of {len(cost)} steps", "dim")]
 
 
 def _kpis(names: list[str], columns: list[object], steps: Ints) -> Grid:
