@@ -69,8 +69,17 @@ def looked_up(subject: Subject) -> Callable[[], object]:
     """Trace, record, and the names of all layers."""
 
     def run() -> object:
+        return name_layers(describe(traced(subject, keep=True)(), "model", None, None))
+
+    return run
+
+
+def in_words(subject: Subject) -> Callable[[], object]:
+    """The same, and every operation's record."""
+
+    def run() -> object:
         record = describe(traced(subject, keep=True)(), "model", None, None)
-        return name_layers(record.operations, [record.calls[operation.call].path for operation in record.operations])
+        return name_layers(record), tuple(record.operations)
 
     return run
 
@@ -89,16 +98,20 @@ def loops(repeat: int) -> list[Row]:
     for operations in (1000, 2000, 10_000):
         subject = loop(operations)
         taken = interleaved(
-            {"plain": plain(subject), "names": traced(subject, keep=False), "values": traced(subject, keep=True)},
+            {
+                "metadata only": traced(subject, keep=False),
+                "saving everything": traced(subject, keep=True),
+                "with record and names": looked_up(subject),
+                "plain": plain(subject),
+            },
             repeat,
         )
-        for kind, limit in (("names", 15), ("values", 20)):
+        for kind, limit in (("metadata only", 15), ("saving everything", 20), ("with record and names", 20)):
             cost = per_op[kind, operations] = (taken[kind] - taken["plain"]) / operations * 1e6
-            what = {"names": "metadata only", "values": "saving everything"}[kind]
             rows.append(
-                row(f"loop of {operations:,}, {what}", f"{cost:.1f} µs per op", f"{limit} µs", kept=cost <= limit)
+                row(f"loop of {operations:,}, {kind}", f"{cost:.1f} µs per op", f"{limit} µs", kept=cost <= limit)
             )
-    for kind in ("names", "values"):
+    for kind in ("metadata only", "saving everything", "with record and names"):
         growth = per_op[kind, 10_000] / per_op[kind, 1000]
         rows.append(row(f"cost per op at 10,000 against 1,000, {kind}", f"{growth:.2f} ×", "1.3 ×", kept=growth <= 1.3))
     return rows
@@ -129,9 +142,14 @@ def models(repeat: int) -> tuple[list[Row], dict[str, tuple[float, float]]]:
     added: dict[str, tuple[float, float]] = {}
     for name, make in SUBJECTS.items():
         subject = make()
-        tasks = {"plain": plain(subject), "trace": traced(subject, keep=True), "names": looked_up(subject)}
+        tasks = {
+            "plain": plain(subject),
+            "trace": traced(subject, keep=True),
+            "names": looked_up(subject),
+            "words": in_words(subject),
+        }
         taken = interleaved(tasks, repeat)
-        whole = taken["names"] - taken["plain"]
+        whole, words = taken["names"] - taken["plain"], taken["words"] - taken["plain"]
         added[name] = taken["trace"] - taken["plain"], whole
         if name == "GPT-2":
             ratio = taken["trace"] / taken["plain"]
@@ -141,6 +159,7 @@ def models(repeat: int) -> tuple[list[Row], dict[str, tuple[float, float]]]:
             rows.append(row("GPT-2 with grad, catching gradients", f"{taken['trace'] / taken['plain']:.2f} ×"))
         limit = {"loop of 2,000": 0.2, "GPT-2": 0.5, "Swinv2-base": 0.5}[name]
         rows.append(row(f"{name}: trace, record and names", f"{whole:.3f} s", f"{limit} s", kept=whole < limit))
+        rows.append(row(f"{name}: and every operation in words", f"{words:.3f} s"))
     return rows, added
 
 
@@ -201,7 +220,7 @@ def drawing() -> list[Row]:
     rows = []
     for name, limit in (("GPT-2", 1.0), ("Swinv2-base", 3.0)):
         record = describe(traced(SUBJECTS[name](), keep=False)(), name, None, None)
-        naming = name_layers(record.operations, [record.calls[operation.call].path for operation in record.operations])
+        naming = name_layers(record)
         for what, options in (("", DrawOptions()), (", at full depth", DrawOptions(depth=99))):
             task = partial(lambda *given: svg(graph_view(*given)), record, naming, options)
             taken = interleaved({"svg": task}, 3)["svg"]

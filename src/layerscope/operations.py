@@ -1,9 +1,18 @@
-"""The record of one pass: operations, module calls, parameters. Plain data, no framework."""
+"""The record of one pass: operations, module calls, parameters. Plain data, no framework.
+
+Named tuples, since there are thousands: a frozen dataclass of so many fields takes ten times as long to make.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import NamedTuple, Protocol, runtime_checkable
+
+#: What tells the layer of an operation: function, position, parameters, site, path of its module, arguments, parents.
+#: The site is None where no call gave the tensor: an input, a constant, an output.
+Outline = tuple[str, int, tuple[str, ...], int | None, str, tuple[tuple[str, str], ...], tuple[int, ...]]
 
 
 class Role(str, Enum):
@@ -15,16 +24,14 @@ class Role(str, Enum):
     OPERATION = "operation"
 
 
-@dataclass(frozen=True, slots=True)
-class Parent:
+class Parent(NamedTuple):
     """One tensor argument of an operation."""
 
     argument: str  # "0", "mask", "0.2" for the third tensor of a list in first place
     operation: int
 
 
-@dataclass(frozen=True, slots=True)
-class Frame:
+class Frame(NamedTuple):
     """One line of the call stack."""
 
     file: str
@@ -32,11 +39,10 @@ class Frame:
     function: str
 
 
-@dataclass(frozen=True, slots=True)
-class Operation:
+class Operation(NamedTuple):
     """One tensor of the pass and how it was computed. A call with several results is several operations."""
 
-    index: int
+    index: int  # type: ignore[assignment]  # a tuple has a method of that name
     role: Role
     function: str  # "conv2d"; "add" for `+`, `add_` and `__radd__` alike
     parents: tuple[Parent, ...]
@@ -61,8 +67,16 @@ class Operation:
     autocast: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class ModuleCallRecord:
+@runtime_checkable
+class Outlined(Protocol):
+    """Operations that tell what layers are made from without being put into words one by one."""
+
+    def outlines(self) -> Iterator[Outline]:
+        """The outline of each operation, in order."""
+        ...
+
+
+class ModuleCallRecord(NamedTuple):
     """One call of one module."""
 
     path: str  # "" for the model itself
@@ -76,8 +90,7 @@ class ModuleCallRecord:
     elapsed_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class ParameterRecord:
+class ParameterRecord(NamedTuple):
     """One parameter of the model."""
 
     name: str
@@ -92,7 +105,7 @@ class PassRecord:
     """Everything known of one pass but the values."""
 
     model: str  # name of the model's class, or of the function
-    operations: tuple[Operation, ...]
+    operations: Sequence[Operation]
     calls: tuple[ModuleCallRecord, ...]
     parameters: tuple[ParameterRecord, ...]
     modules: tuple[tuple[str, str], ...]  # path and class of every module, called or not

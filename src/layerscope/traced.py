@@ -169,8 +169,7 @@ class Trace:
     @cached_property
     def naming(self) -> Naming:
         """Layers, passes and labels."""
-        record = self.record
-        return name_layers(record.operations, [record.calls[operation.call].path for operation in record.operations])
+        return name_layers(self.record)
 
     @cached_property
     def lookup(self) -> Lookup:
@@ -302,7 +301,7 @@ def as_array(value: Tensor) -> npt.NDArray[Any] | None:
     if isinstance(value, np.ndarray):
         return value
     plain = value.detach()
-    if plain.is_meta or plain.is_nested or plain.is_quantized:
+    if plain.is_meta or plain.is_nested or plain.is_quantized or type(plain).__name__ == "FakeTensor":
         return None
     plain = plain.to_dense() if str(plain.layout) != "torch.strided" else plain
     plain = plain.cpu().resolve_conj().resolve_neg()

@@ -110,7 +110,7 @@ class Pass:
 
 
 def named(record: PassRecord) -> Naming:
-    return name_layers(record.operations, [record.calls[o.call].path for o in record.operations])
+    return name_layers(record)
 
 
 def chain(length: int) -> PassRecord:

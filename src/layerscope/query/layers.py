@@ -7,10 +7,10 @@ the code, reached the same way (a loop), and those that follow the repeated laye
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-from layerscope.operations import Operation, Role
+from layerscope.operations import Outline, Outlined, PassRecord, Role
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,18 +29,26 @@ class Naming:
         return self.labels[layer] if passes == 1 else f"{self.labels[layer]}:{self.number[operation]}"
 
 
-def name_layers(operations: Sequence[Operation], paths: Sequence[str]) -> Naming:
-    """Layers and names; `paths` gives the module path of each operation."""
+def name_layers(record: PassRecord) -> Naming:
+    """Layers and names of the operations of a pass."""
+    operations = record.operations
     groups = _Groups()
-    for operation, path in zip(operations, paths, strict=True):
-        groups.place(operation, path)
+    groups.place(operations.outlines() if isinstance(operations, Outlined) else _outlines(record))
     kinds: Counter[str] = Counter()
     labels = []
-    for total, members in enumerate(groups.members):
-        kind = operations[members[0]].function.replace("_", "").lower()
+    for total, function in enumerate(groups.functions):
+        kind = function.replace("_", "").lower()
         kinds[kind] += 1
         labels.append(f"{kind}_{kinds[kind]}_{total}")
     return Naming(tuple(groups.layer), tuple(groups.number), tuple(labels), tuple(map(tuple, groups.members)))
+
+
+def _outlines(record: PassRecord) -> Iterable[Outline]:
+    for op in record.operations:
+        site = op.site if op.role is Role.OPERATION else None
+        parents = tuple([parent.operation for parent in op.parents])
+        path = record.calls[op.call].path
+        yield op.function, op.position, op.parameters, site, path, tuple(op.arguments.items()), parents
 
 
 class _Groups:
@@ -48,36 +56,41 @@ class _Groups:
         self.layer: list[int] = []
         self.number: list[int] = []
         self.members: list[list[int]] = []
+        self.functions: list[str] = []  # of each layer
         self._by_place: dict[object, int] = {}
         self._by_body: dict[object, int] = {}
-        self._last_parents: dict[int, tuple[int, ...]] = {}
+        self._last_parents: list[tuple[int, ...]] = []  # of each layer's last pass
 
-    def place(self, operation: Operation, path: str) -> None:
-        what = (operation.function, operation.position)
-        layer = None
-        body: object = None
-        if operation.role is Role.OPERATION:
-            place = (what, operation.parameters or (operation.site, path))
-            parents = tuple(parent.operation for parent in operation.parents)
-            body = (what, path, tuple(operation.arguments.items()), tuple(self.layer[p] for p in parents))
-            layer = self._by_place.get(place)
-            if layer is None and not operation.parameters:
-                layer = self._same_body(body, parents)
-            if layer is None:
-                layer = len(self.members)
-                self.members.append([])
-            self._by_place.setdefault(place, layer)
-            self._by_body.setdefault(body, layer)
-            self._last_parents[layer] = tuple(self.number[p] for p in parents)
-        else:
-            layer = len(self.members)
-            self.members.append([])
-        self.members[layer].append(operation.index)
-        self.layer.append(layer)
-        self.number.append(len(self.members[layer]))
+    def place(self, outlines: Iterable[Outline]) -> None:
+        """Give every operation its layer and pass."""
+        layers, numbers, members, layer_of = self.layer, self.number, self.members, self.layer.__getitem__
+        for index, (function, position, parameters, site, path, arguments, parents) in enumerate(outlines):
+            if site is None:
+                layer = self._new(function)
+            else:
+                place = (function, position, parameters or (site, path))
+                body = (function, position, path, arguments, *map(layer_of, parents))
+                found = self._by_place.get(place)
+                if found is None:
+                    found = self._same_body(body, parents) if parents and not parameters else None
+                    found = self._by_place[place] = self._new(function) if found is None else found
+                layer = found
+                self._by_body.setdefault(body, layer)
+                self._last_parents[layer] = parents
+            layers.append(layer)
+            members[layer].append(index)
+            numbers.append(len(members[layer]))
+
+    def _new(self, function: str) -> int:
+        self.functions.append(function)
+        self.members.append([])
+        self._last_parents.append(())
+        return len(self.members) - 1
 
     def _same_body(self, body: object, parents: tuple[int, ...]) -> int | None:
         """The layer that followed the same layers in an earlier pass of them."""
         layer = self._by_body.get(body)
-        passes = tuple(self.number[p] for p in parents)
-        return layer if layer is not None and parents and passes != self._last_parents[layer] else None
+        if layer is None:
+            return None
+        passes, last = ([self.number[p] for p in each] for each in (parents, self._last_parents[layer]))
+        return layer if passes != last else None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import re
 import secrets
@@ -96,11 +95,7 @@ def to_json(record: PassRecord) -> dict[str, Any]:
     frames: dict[Frame, int] = {}
 
     def row(item: Operation | ModuleCallRecord) -> dict[str, Any]:
-        plain = {field.name: getattr(item, field.name) for field in dataclasses.fields(item)}
-        plain["frames"] = [frames.setdefault(frame, len(frames)) for frame in item.frames]
-        if isinstance(item, Operation):
-            plain["parents"] = [[parent.argument, parent.operation] for parent in item.parents]
-        return plain
+        return {**item._asdict(), "frames": [frames.setdefault(frame, len(frames)) for frame in item.frames]}
 
     operations = [row(operation) for operation in record.operations]
     calls = [row(call) for call in record.calls]
@@ -108,13 +103,13 @@ def to_json(record: PassRecord) -> dict[str, Any]:
         "model": record.model,
         "operations": operations,
         "calls": calls,
-        "parameters": [dataclasses.asdict(parameter) for parameter in record.parameters],
+        "parameters": [parameter._asdict() for parameter in record.parameters],
         "modules": record.modules,
         "elapsed_s": record.elapsed_s,
         "seed": record.seed,
         "failure": record.failure,
         "stale": sorted(record.stale),
-        "frames": [dataclasses.astuple(frame) for frame in frames],
+        "frames": list(frames),
     }
 
 
@@ -122,14 +117,17 @@ def from_json(plain: Mapping[str, Any]) -> PassRecord:
     """The record that `to_json` wrote."""
     frames = [Frame(*frame) for frame in plain["frames"]]
 
-    def rest(row: Mapping[str, Any], kind: type) -> dict[str, Any]:
-        known = {field.name for field in dataclasses.fields(kind)}
+    def rest(row: Mapping[str, Any], known: tuple[str, ...]) -> dict[str, Any]:
         tupled = {k: tuple(v) if isinstance(v, list) else v for k, v in row.items() if k in known}
         return {**tupled, "frames": tuple(frames[at] for at in row["frames"])}
 
     operations = [
         Operation(
-            **{**rest(row, Operation), "role": Role(row["role"]), "parents": tuple(Parent(*p) for p in row["parents"])}
+            **{
+                **rest(row, Operation._fields),
+                "role": Role(row["role"]),
+                "parents": tuple(Parent(*p) for p in row["parents"]),
+            }
         )
         for row in plain["operations"]
     ]
@@ -137,7 +135,7 @@ def from_json(plain: Mapping[str, Any]) -> PassRecord:
     return PassRecord(
         model=plain["model"],
         operations=tuple(operations),
-        calls=tuple(ModuleCallRecord(**rest(row, ModuleCallRecord)) for row in plain["calls"]),
+        calls=tuple(ModuleCallRecord(**rest(row, ModuleCallRecord._fields)) for row in plain["calls"]),
         parameters=tuple(parameters),
         modules=tuple((path, name) for path, name in plain["modules"]),
         elapsed_s=plain["elapsed_s"],

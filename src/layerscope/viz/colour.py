@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
+from typing import get_type_hints
 
 from layerscope.errors import SelectError
 from layerscope.operations import Operation, PassRecord, Role
@@ -88,7 +89,7 @@ def _channels(hexadecimal: str) -> list[int]:
 
 
 def _check(name: str) -> None:
-    numeric = [f.name for f in fields(Operation) if f.type in ("int", "float", "int | None", "float | None", "bool")]
+    numeric = [field for field, kind in get_type_hints(Operation).items() if kind in (int, float, bool, int | None)]
     if name not in numeric:
         raise SelectError(f"Operations have no numeric field {name!r} to colour by. There are: {', '.join(numeric)}.")
 

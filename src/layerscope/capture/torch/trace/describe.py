@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from types import CodeType
-from typing import Any
+from typing import Any, NamedTuple, overload
 
 import torch
 from torch import Tensor, nn
@@ -14,12 +15,13 @@ from torch import Tensor, nn
 from layerscope.capture.torch.trace.arguments import HOLE, POSITIONS, holes
 from layerscope.capture.torch.trace.flops import flops
 from layerscope.capture.torch.trace.modulecalls import Frames, ModuleCall
-from layerscope.capture.torch.trace.nodes import Node
+from layerscope.capture.torch.trace.nodes import Nodes, Row, pairs
 from layerscope.capture.torch.trace.tracer import Tracer
 from layerscope.operations import (
     Frame,
     ModuleCallRecord,
     Operation,
+    Outline,
     ParameterRecord,
     Parent,
     PassRecord,
@@ -27,17 +29,19 @@ from layerscope.operations import (
 )
 
 LONGEST_ARGUMENT = 80
+
+Texts = tuple[tuple[str, str], ...]  # argument and text
+
 _ROLES = {role.value: role for role in (Role.INPUT, Role.OUTPUT, Role.CONSTANT)}
 
 
 def describe(tracer: Tracer, name: str, seed: int | None, failure: str | None) -> PassRecord:
     """The record of everything the tracer saw."""
     model = tracer.model
-    describer = _Describer(tracer)
     return PassRecord(
         model=name,
-        operations=describer.operations(),
-        calls=tuple(describer.call(call) for call in tracer.calls),
+        operations=Operations(tracer),
+        calls=tuple(_call(call, tracer.classes) for call in tracer.calls),
         parameters=() if model is None else tuple(_parameter(*named) for named in model.named_parameters()),
         modules=tuple(tracer.classes.items()),
         elapsed_s=tracer.elapsed_s,
@@ -47,113 +51,162 @@ def describe(tracer: Tracer, name: str, seed: int | None, failure: str | None) -
     )
 
 
-class _Describer:
-    """Turns nodes and module calls into records; places in the code become small numbers."""
+class Operations(Sequence[Operation]):
+    """What the tracer has seen so far; each operation is put into words when it is first asked for.
+
+    Of thousands few are looked at, and each would be one more thing for the garbage collector to walk through.
+    """
 
     def __init__(self, tracer: Tracer) -> None:
-        self._nodes = list(tracer.ops.nodes)
-        self._classes = tracer.classes
-        self._externals = tracer.graph.externals.all
-        self._sites: dict[object, int] = {}
-        self._call_sites: dict[int, int] = {}
-        self._lines: dict[tuple[int, ...], tuple[Frame, ...]] = {}
+        nodes = tracer.ops.nodes
+        self._rows = tuple(nodes.rows)
+        self._makers = tuple(nodes.makers)
+        self._paths = tuple([call.path for call in nodes.calls])
+        self._externals = {
+            number: _External(external.name, isinstance(external.tensor, nn.Parameter), tuple(external.tensor.shape))
+            for number, external in enumerate(tracer.graph.externals.all)
+            if external.is_used
+        }
+        self._sites = _sites(nodes)
+        self._texts: dict[tuple[int, ...], Texts] = {}
+        self._lines: dict[int, tuple[Frame, ...]] = {}  # by site
+        self._made: list[Operation | None] = [None] * len(self._rows)
 
-    def operations(self) -> tuple[Operation, ...]:
-        return tuple([self._operation(index, node) for index, node in enumerate(self._nodes)])
+    def __len__(self) -> int:
+        return len(self._rows)
 
-    def _operation(self, index: int, node: Node) -> Operation:
-        about, parents, frames = node.facts, node.parents, node.frames
-        place = _identities(frames)
-        lines = self._lines.get(place)
-        if lines is None:
-            lines = self._lines[place] = _lines(frames)
-        parameters, buffers = self._names(node) if node.externals else ((), ())
+    @overload
+    def __getitem__(self, index: int) -> Operation: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[Operation, ...]: ...
+    def __getitem__(self, index: int | slice) -> Operation | tuple[Operation, ...]:
+        if isinstance(index, slice):
+            return tuple([self[at] for at in range(*index.indices(len(self)))])
+        made = self._made[index]
+        if made is None:
+            made = self._made[index] = self._operation(index % len(self))
+        return made
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and tuple(self) == tuple(other)
+
+    def __repr__(self) -> str:
+        return repr(tuple(self))
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return tuple, (tuple(self),)  # holes for tensors are known by identity, and would not survive a copy
+
+    def outlines(self) -> Iterator[Outline]:
+        """What layers are made from."""
+        makers, paths = self._makers, self._paths
+        for row, site in zip(self._rows, self._sites, strict=True):
+            about, function = makers[row[0]]
+            parameters, _ = self._names(row)
+            given = site if function is not None or about.name not in _ROLES else None
+            yield about.name, row[12], parameters, given, paths[row[5]], self._arguments(row), row[3][1::2]
+
+    def _operation(self, index: int) -> Operation:
+        row = self._rows[index]
+        maker, _, _, parents, _, call, frames, elapsed_s, grad_mode, autocast, _, lead, position = row[:13]
+        shape, dtype, device, grad_fn = row[13:]
+        about, function = self._makers[maker]
+        site = self._sites[index]
+        if (lines := self._lines.get(site)) is None:
+            lines = self._lines[site] = _lines(frames)
+        parameters, buffers = self._names(row)
         return Operation(
             index,
-            _ROLES.get(about.name, Role.OPERATION) if node.function is None else Role.OPERATION,
+            _ROLES.get(about.name, Role.OPERATION) if function is None else Role.OPERATION,
             about.name,
-            tuple([Parent(parents[at], parents[at + 1]) for at in range(0, len(parents), 2)]),  # type: ignore[arg-type]
-            _arguments(node),
+            tuple([Parent(parents[at], parents[at + 1]) for at in range(0, len(parents), 2)]),
+            dict(self._arguments(row)),
             parameters,
             buffers,
-            node.module.index,
-            self._site(node.module, place, about.name),
+            call,
+            site,
             lines,
-            node.lead,
-            node.position,
-            node.shape,
-            _type_name(node.dtype),
-            _device_name(node.device),
-            size_bytes=math.prod(node.shape) * node.dtype.itemsize if -1 not in node.shape else 0,
-            grad_fn=node.grad_fn,
-            elapsed_s=node.elapsed_s,
-            flops=self._flops(node),
-            in_place=about.in_place,
-            is_random=about.is_random,
-            grad_mode=node.grad_mode,
-            autocast=node.autocast,
+            lead,
+            position,
+            shape,
+            _type_name(dtype),
+            _device_name(device),
+            math.prod(shape) * dtype.itemsize if -1 not in shape else 0,
+            grad_fn,
+            elapsed_s,
+            0 if position else flops(about.name, shape, self._shapes(row)),  # counted with the first result
+            about.in_place,
+            about.is_random,
+            grad_mode,
+            autocast,
         )
 
-    def _names(self, node: Node) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    def _names(self, row: Row) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Parameters and buffers that a call read."""
-        used = [self._externals[int(number)] for number in node.externals[1::2]]
-        learnt = tuple([external.name for external in used if isinstance(external.tensor, nn.Parameter)])
-        return learnt, tuple([external.name for external in used if not isinstance(external.tensor, nn.Parameter)])
+        if not row[4]:
+            return (), ()
+        used = [self._externals[number] for _, number in pairs(row[4])]
+        return tuple([e.name for e in used if e.is_learnt]), tuple([e.name for e in used if not e.is_learnt])
 
-    def call(self, call: ModuleCall) -> ModuleCallRecord:
-        return ModuleCallRecord(
-            path=call.path,
-            number=call.number,
-            parent=None if call.parent is None else call.parent.index,
-            class_name=self._classes.get(call.path, "") if call.number else "",
-            training=call.training,
-            frames=_lines(call.frames),
-            inputs=call.inputs,
-            outputs=call.outputs,
-            elapsed_s=call.elapsed_s,
-        )
+    def _arguments(self, row: Row) -> Texts:
+        """Arguments that are no tensors, by name where it is known; put into words once for the same objects."""
+        maker, args, kwargs = row[:3]
+        key = (maker, len(args), *map(id, args), *map(id, kwargs))
+        texts = self._texts.get(key)
+        if texts is None:
+            named = (*zip(self._makers[maker][0].parameters or POSITIONS, args, strict=False), *pairs(kwargs))
+            found = {name: text for name, value in named if (text := _text(value)) is not None}
+            texts = self._texts[key] = tuple(found.items())
+        return texts
 
-    def _site(self, call: ModuleCall, place: tuple[int, ...], function: str) -> int:
-        around = self._call_sites.get(call.index)
-        if around is None:
-            outer = 0 if call.parent is None else self._site(call.parent, _identities(call.frames), "")
-            around = self._call_sites[call.index] = self._number((call.path, outer))
-        return self._number((function, place, around))
-
-    def _number(self, place: object) -> int:
-        return self._sites.setdefault(place, len(self._sites))
-
-    def _flops(self, node: Node) -> int | None:
-        if node.position:
-            return 0  # counted with the first result of the call
-        if len(node.parents) == 2 and not node.externals:
-            return flops(node.facts.name, node.shape, [self._nodes[int(node.parents[1])].shape])
-        return flops(node.facts.name, node.shape, self._shapes(node))
-
-    def _shapes(self, node: Node) -> list[tuple[int, ...]]:
+    def _shapes(self, row: Row) -> list[tuple[int, ...]]:
         """Shapes of the tensor arguments, in their order."""
-        shapes: dict[int | str, tuple[int, ...]] = {
-            argument: tuple(self._externals[int(number)].tensor.shape)
-            for argument, number in zip(node.externals[::2], node.externals[1::2], strict=True)
-        }
-        for argument, parent in zip(node.parents[::2], node.parents[1::2], strict=True):
-            shapes[argument] = self._nodes[int(parent)].shape
-        return [shapes[argument] for argument in holes(node.args, node.kwargs)[0]]
+        args, kwargs, parents, externals = row[1:5]
+        if len(parents) == 2 and not externals:
+            return [self._rows[parents[1]][13]]
+        shapes = {argument: self._externals[number].shape for argument, number in pairs(externals)}
+        shapes.update({argument: self._rows[parent][13] for argument, parent in pairs(parents)})
+        return [shapes[argument] for argument in holes(args, dict(pairs(kwargs)))[0]]
 
 
-def _identities(frames: Frames) -> tuple[int, ...]:
-    """The frames, comparable: a code object's own comparison reads its whole body."""
-    return tuple([part if isinstance(part, int) else id(part) for part in frames])
+class _External(NamedTuple):
+    """A parameter or buffer that a call has read."""
+
+    name: str
+    is_learnt: bool
+    shape: tuple[int, ...]
 
 
-def _arguments(node: Node) -> dict[str, str]:
-    """Arguments that are no tensors, by name where it is known."""
-    named = zip(node.facts.parameters or POSITIONS, node.args, strict=False)
-    found = {name: text for name, value in named if (text := _text(value)) is not None}
-    for name, value in node.kwargs.items():
-        if (text := _text(value)) is not None:
-            found[name] = text
-    return found
+def _sites(nodes: Nodes) -> list[int]:
+    """A small number for the place in the code of every node, and the way it was reached."""
+    numbers: dict[object, int] = {}
+    around: dict[int, int] = {}  # module call → its own number
+
+    def number(function: str, frames: Frames, call: int) -> int:
+        outer = around.get(call)
+        if outer is None:
+            inside = nodes.calls[call]
+            way = 0 if inside.parent is None else number("", inside.frames, inside.parent.index)
+            outer = around[call] = numbers.setdefault((way, inside.path), len(numbers))
+        # Code objects by identity: their own comparison reads the whole body.
+        place = (function, outer, *frames[1::2], *map(id, frames[::2]))
+        return numbers.setdefault(place, len(numbers))
+
+    names = [about.name for about, _ in nodes.makers]
+    return [number(names[row[0]], row[6], row[5]) for row in nodes.rows]
+
+
+def _call(call: ModuleCall, classes: Mapping[str, str]) -> ModuleCallRecord:
+    return ModuleCallRecord(
+        path=call.path,
+        number=call.number,
+        parent=None if call.parent is None else call.parent.index,
+        class_name=classes.get(call.path, "") if call.number else "",
+        training=call.training,
+        frames=_lines(call.frames),
+        inputs=call.inputs,
+        outputs=call.outputs,
+        elapsed_s=call.elapsed_s,
+    )
 
 
 @cache

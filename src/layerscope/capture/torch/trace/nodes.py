@@ -44,6 +44,11 @@ class Node(NamedTuple):
     grad_fn: str | None
 
 
+def pairs(flat: Row) -> Iterator[tuple[Any, Any]]:
+    """Name and value, from a tuple in which they alternate."""
+    return zip(flat[::2], flat[1::2], strict=True)
+
+
 class Nodes:
     """The nodes in the order of execution."""
 
@@ -66,9 +71,8 @@ class Nodes:
 
     def __getitem__(self, index: int) -> Node:
         row = self.rows[index]
-        kwargs = row[2]
-        named = dict(zip(kwargs[::2], kwargs[1::2], strict=True)) if kwargs else {}
         about, function = self.makers[row[0]]
+        named = dict(pairs(row[2]))
         # As `Node(…)`, without the detour through a Python function.
         return tuple.__new__(Node, (about, function, row[1], named, *row[3:5], self.calls[row[5]], *row[6:]))
 
