@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from layerscope.version import __version__
 
 if TYPE_CHECKING:
-    from layerscope.api import draw, open, summary, trace, tracing, ui, watch
+    from layerscope.api import attach, draw, open, summary, trace, tracing, ui, watch
     from layerscope.capture.schedule import Schedule
     from layerscope.compared import compare
     from layerscope.errors import LayerscopeError
@@ -24,6 +24,7 @@ __all__ = [
     "Schedule",
     "Trace",
     "__version__",
+    "attach",
     "compare",
     "draw",
     "open",
@@ -39,6 +40,7 @@ _HOME = {
     "Run": "layerscope.recorded",
     "Schedule": "layerscope.capture.schedule",
     "Trace": "layerscope.traced",
+    "attach": "layerscope.api",
     "compare": "layerscope.compared",
     "draw": "layerscope.api",
     "open": "layerscope.api",

@@ -9,8 +9,9 @@ import warnings
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from layerscope.capture.attached import audience
 from layerscope.capture.schedule import Schedule
 from layerscope.errors import LayerscopeWarning, MissingError, SelectError, StateError
 
@@ -18,15 +19,16 @@ if TYPE_CHECKING:
     from torch import nn
     from torch.optim import Optimizer
 
-    from layerscope.capture.recorder import Recorder
-    from layerscope.capture.torch.targets import Selection
-    from layerscope.passes import Save
+    from layerscope.capture.keeping import KeepIf
+    from layerscope.capture.recorder import Recorder, When
+    from layerscope.capture.torch.intake import Extent, OwnStatistics
+    from layerscope.capture.torch.targets import Choices, Selection
+    from layerscope.passes import EditWhile, Save
     from layerscope.recorded import Run
-    from layerscope.select import Patterns
     from layerscope.summarised import Summary
     from layerscope.traced import Trace
 
-DEFAULT_KINDS = ("output", "weight", "weight_grad")
+DEFAULT_KINDS = ("output", "weight", "weight_grad", "tensor", "tensor_grad")
 PROJECT = Path("runs")  # where runs go, and are looked for, when nothing is said
 
 
@@ -36,32 +38,47 @@ def watch(  # noqa: PLR0913  the one verb that takes everything about a recordin
     *,
     to: str | Path | None = None,
     every: int | Schedule = 10,
-    kinds: Patterns = DEFAULT_KINDS,
-    sites: Patterns = "*",
+    kinds: Choices = DEFAULT_KINDS,
+    sites: Choices = "*",
+    exclude: Choices = (),
+    keep_if: KeepIf | None = None,
+    budget: float | None = None,
+    sample: int | None = None,
+    statistics: OwnStatistics | None = None,
     resume: bool | int = False,
 ) -> Recorder:
     """A recorder of the model's training: call its `step(loss=…)` after every optimizer step.
 
     `to` is the run's folder, by default a new one under `runs/`; a taken name gets a suffix, unless `resume` says that
     the run goes on: True after its last step, a number at that step, such as a checkpoint's. `every` is a number of
-    steps or a `Schedule`. `kinds` and `sites` choose, by name or glob, what is recorded; the optimizer is found by
-    itself when none is given. Nothing of the model, its gradients or the random state is changed.
+    steps or a `Schedule`; `keep_if` a function that says at the end of any other step whether it is kept after all:
+    `lambda step: step.loss > 3 * step.loss_ema`. `budget=0.02` leaves out steps so that recording takes at most 2 % of
+    the time. `kinds` chooses what is recorded, `"all"` or some of them; `sites` and `exclude` choose where: by name,
+    glob, compiled regular expression or module class. `sample=1_000_000` counts of larger tensors only so many
+    elements, evenly spread; `statistics` is a function of your own from a tensor to named numbers. The optimizer is
+    found by itself when none is given. Nothing of the model, its gradients or the random state is changed.
     """
     if os.environ.get("LAYERSCOPE_DISABLED", "") not in ("", "0"):
         from layerscope.capture.recorder import DisabledRecorder
 
         return DisabledRecorder()
     _need_torch("watch()")
+    from layerscope.capture.budget import Budget
+    from layerscope.capture.keeping import Keeping
+    from layerscope.capture.recorder import When
+    from layerscope.capture.torch.intake import Extent
     from layerscope.capture.torch.targets import choose
 
-    selection = choose(model, optimizer, kinds, sites)
+    selection = choose(model, optimizer, kinds, sites, exclude)
     schedule = every if isinstance(every, Schedule) else Schedule(every=every)
     if resume is not False and to is None:
         raise StateError("resume needs `to`: the folder of the run that goes on.")
-    return _recorder(selection, schedule, Path(to) if to is not None else PROJECT / _new_name(model), resume)
+    folder = Path(to) if to is not None else PROJECT / _new_name(model)
+    when = When(schedule, Budget(budget), Keeping(keep_if))
+    return _recorder(selection, when, Extent(sample, statistics), folder, resume=resume)
 
 
-def _recorder(selection: Selection, schedule: Schedule, folder: Path, resume: bool | int) -> Recorder:  # noqa: FBT001
+def _recorder(selection: Selection, when: When, extent: Extent, folder: Path, *, resume: bool | int) -> Recorder:
     """A recorder into the folder; whatever goes wrong, no thread and no lock is left behind."""
     from layerscope.capture.torch.watching import record
     from layerscope.store.folder import create
@@ -71,7 +88,7 @@ def _recorder(selection: Selection, schedule: Schedule, folder: Path, resume: bo
     path = sink.run.path
     try:
         first_step = 0 if resume is False else _next_step(path) if resume is True else resume
-        recorder = record(selection, schedule, sink, first_step)
+        recorder = record(selection, when, sink, first_step, extent)
     except BaseException:
         sink.close()
         raise
@@ -79,6 +96,16 @@ def _recorder(selection: Selection, schedule: Schedule, folder: Path, resume: bo
     if path.name != folder.name:
         warnings.warn(f"{folder} is taken: this run is recorded to {path}.", LayerscopeWarning, stacklevel=3)
     return recorder
+
+
+_Named = TypeVar("_Named")
+
+
+def attach(tensor: _Named, name: str) -> _Named:
+    """The tensor itself; a recorder that listens takes it in under the name, with its gradient. Use it in a forward."""
+    for hear in audience.listeners:
+        hear(tensor, name)
+    return tensor
 
 
 def _need_torch(call: str) -> None:
@@ -94,9 +121,8 @@ def _next_step(folder: Path) -> int:
     """The step a resumed run goes on with."""
     from layerscope.store.reader import Reader
 
-    reader = Reader(folder)
-    tables = (reader.kpis(), reader.moments(columns=[]), reader.events())
-    return 1 + max((int(table.column("step").to_numpy().max(initial=-1)) for table in tables), default=-1)
+    last = Reader(folder).last_step
+    return 0 if last is None else last + 1
 
 
 def trace(
@@ -118,18 +144,25 @@ def trace(
 
 
 def tracing(
-    model: nn.Module | None = None, *, save: Save = "all", seed: int | None = None, open_composites: bool = False
+    model: nn.Module | None = None,
+    *,
+    save: Save = "all",
+    seed: int | None = None,
+    open_composites: bool = False,
+    edit: EditWhile | None = None,
 ) -> AbstractContextManager[Trace]:
     """A `with` block in which every torch operation of this thread is recorded, backward passes included.
 
     `model` gives modules and parameters their names, and its calls inputs and outputs. `open_composites` shows Python
-    functions such as `einsum` or `multi_head_attention_forward` as the operations they are made of.
+    functions such as `einsum` or `multi_head_attention_forward` as the operations they are made of. `edit` maps
+    operations, by function (`"relu"`), module path or glob (`"features.*"`) or a function of what is known of them
+    while they run, to a function of their result, or to the tensor to put in its place; the pass goes on with that.
     """
     _need_torch("tracing()")
     from layerscope.passes import PassOptions
     from layerscope.passes import tracing as traced_block
 
-    return traced_block(model, PassOptions(save=save, seed=seed, open_composites=open_composites))
+    return traced_block(model, PassOptions(save, seed, open_composites, edit))
 
 
 def draw(model: Callable[..., Any], *inputs: Any, to: str | Path | None = None, **options: Any) -> str:

@@ -105,3 +105,40 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "attention": Attention,
     "hooked": Hooked,
 }
+
+
+class Tiny(nn.Module):
+    """A model of the transformers library, small, from its configuration; gives its logits."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, **inputs: Tensor) -> Tensor:
+        logits: Tensor = self.model(**inputs).logits
+        return logits
+
+
+def gpt2() -> nn.Module:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    config = GPT2Config(
+        vocab_size=40, n_positions=16, n_embd=16, n_layer=2, n_head=2, use_cache=False, bos_token_id=0, eos_token_id=0
+    )
+    model: nn.Module = GPT2LMHeadModel(config)  # type: ignore[no-untyped-call]  # it ships no types
+    return Tiny(model.train())
+
+
+def vit() -> nn.Module:
+    from transformers import ViTConfig, ViTForImageClassification
+
+    config = ViTConfig(
+        hidden_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=24,
+        image_size=8,
+        patch_size=4,
+        hidden_dropout_prob=0.1,
+    )
+    return Tiny(ViTForImageClassification(config).train())

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 from torch.utils.checkpoint import checkpoint
 
-from layerscope.capture.recorder import Recorder
+from layerscope.capture.recorder import Recorder, When
 from layerscope.capture.schedule import Schedule
-from layerscope.capture.torch.targets import choose
+from layerscope.capture.torch.targets import Choices, choose
 from layerscope.capture.torch.watching import record
 from layerscope.records import Kind, Kpi, Mode, Reading
 from layerscope.stats import spec
@@ -20,9 +22,15 @@ from tests.capture.models import Hooked, Mlp, Recurrent, Structured
 from tests.capture.sinks import ListSink
 
 
-def watching(model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> tuple[ListSink, Recorder]:
+def watching(
+    model: nn.Module,
+    optimizer: Optimizer | Iterable[Optimizer] | None = None,
+    *,
+    kinds: Choices = ("output", "weight", "weight_grad"),
+    every: int = 1,
+) -> tuple[ListSink, Recorder]:
     sink = ListSink()
-    return sink, record(choose(model, optimizer, "all", "*"), Schedule(every=1), sink, 0)
+    return sink, record(choose(model, optimizer, kinds, "*"), When(Schedule(every=every)), sink)
 
 
 def rms(tensor: Tensor) -> float:
@@ -226,7 +234,7 @@ def test_a_tensor_that_cannot_be_read_is_named_once_and_left_out() -> None:
 def test_a_bug_in_a_listener_is_reported_once_and_does_not_reach_the_training(monkeypatch: pytest.MonkeyPatch) -> None:
     model = Mlp()
     sink, run = watching(model)
-    monkeypatch.setattr("layerscope.capture.torch.modules.tensors_in", lambda *a: 1 / 0)
+    monkeypatch.setattr("layerscope.capture.torch.forwards.tensors_in", lambda *a: 1 / 0)
     with run:
         with pytest.warns(UserWarning, match="ZeroDivisionError"):
             model(torch.randn(4, 6))

@@ -6,7 +6,7 @@ import copy
 import gc
 import io
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -14,50 +14,41 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as global_hooks
+from torch.optim import Optimizer
 from torch.optim import optimizer as global_optimizer
 
 import layerscope as ls
 from layerscope.capture.recorder import Recorder
 from tests.capture.models import MODELS
+from tests.capture.training import differences, trained, unwatched
 
 
-def trained(
-    make: Callable[[], nn.Module], watching: Callable[[nn.Module, torch.optim.Optimizer], object]
-) -> dict[str, Tensor]:
-    """Everything a training of a few steps can be compared by, bit for bit."""
-    torch.manual_seed(7)
-    model = make()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-    kept: dict[str, Tensor] = {}
-    with watching(model, optimizer) as run:  # type: ignore[attr-defined]  # a recorder or nothing
-        for step in range(6):
-            model.train()
-            for part in range(2):  # accumulation
-                output = model(torch.randn(4, 6))
-                kept[f"output {step} {part}"] = output.detach().clone()
-                output.square().mean().backward()
-            torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
-            for name, parameter in model.named_parameters():
-                kept[f"grad {step} {name}"] = torch.zeros(0) if parameter.grad is None else parameter.grad.clone()
-            optimizer.step()
-            optimizer.zero_grad()
-            model.eval()
-            with torch.no_grad():
-                kept[f"eval {step}"] = model(torch.randn(4, 6))
-            if run is not None:
-                run.step(loss=output.mean())
-    kept |= {f"state {name}": tensor.clone() for name, tensor in model.state_dict().items()}
-    return kept | {"random state": torch.get_rng_state()}
+def varied_loop(model: nn.Module, optimizer: Optimizer) -> Iterator[object]:
+    """Six steps with accumulation, clipping and evaluation."""
+    for _ in range(6):
+        model.train()
+        outputs = []
+        for _ in range(2):
+            outputs.append(model(torch.randn(4, 6)))
+            outputs[-1].square().mean().backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        gradients = [p.grad if p.grad is None else p.grad.clone() for p in model.parameters()]
+        optimizer.step()
+        optimizer.zero_grad()
+        with torch.no_grad():
+            evaluated = model.eval()(torch.randn(4, 6))
+        yield [outputs, gradients, evaluated]
 
 
 @pytest.mark.feature("E1")
 @pytest.mark.parametrize("every", [1, 3])
 @pytest.mark.parametrize("name", MODELS)
 def test_watching_changes_no_bit_of_a_training(name: str, every: int, tmp_path: Path) -> None:
-    plain = trained(MODELS[name], lambda model, optimizer: nullcontext())
-    watched = trained(MODELS[name], lambda m, o: ls.watch(m, o, to=tmp_path / "run", every=every))
-    assert plain.keys() == watched.keys()
-    assert [key for key in plain if not torch.equal(plain[key], watched[key])] == []
+    plain = trained(MODELS[name], varied_loop, unwatched)
+    watched = trained(
+        MODELS[name], varied_loop, lambda m, o: ls.watch(m, o, to=tmp_path / "run", every=every, kinds="all")
+    )
+    assert differences(plain, watched) == []
 
 
 @pytest.fixture
@@ -69,16 +60,22 @@ def tidy() -> Iterator[None]:
     assert state_of_the_process() == before
 
 
-def state_of_the_process() -> tuple[set[str], int, int]:
+def state_of_the_process() -> tuple[object, ...]:
     return (
         {thread.name for thread in threading.enumerate()},
         len(global_hooks._global_forward_hooks),
+        len(global_hooks._global_forward_pre_hooks),
+        len(global_optimizer._global_optimizer_pre_hooks),
         len(global_optimizer._global_optimizer_post_hooks),
     )
 
 
 def hooks_of(model: nn.Module) -> list[int]:
     return [len(m._forward_hooks) + len(m._forward_pre_hooks) + len(m._backward_hooks) for m in model.modules()]
+
+
+def hooks_of_optimizer(optimizer: Optimizer) -> tuple[int, int]:
+    return len(optimizer._optimizer_step_pre_hooks), len(optimizer._optimizer_step_post_hooks)
 
 
 def attributes_of(model: nn.Module) -> list[list[str]]:
@@ -91,13 +88,9 @@ def attributes_of(model: nn.Module) -> list[list[str]]:
 def test_nothing_is_left_behind(name: str, ending: str, tmp_path: Path) -> None:
     model = MODELS[name]()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    hooks, attributes, optimizer_hooks = (
-        hooks_of(model),
-        attributes_of(model),
-        len(optimizer._optimizer_step_post_hooks),
-    )
+    hooks, attributes, optimizer_hooks = hooks_of(model), attributes_of(model), hooks_of_optimizer(optimizer)
     expected = pytest.raises(KeyError) if ending == "exception" else nullcontext()
-    with expected, ls.watch(model, optimizer, to=tmp_path / "run", every=1) as run:
+    with expected, ls.watch(model, optimizer, to=tmp_path / "run", every=1, kinds="all") as run:
         model(torch.randn(4, 6)).square().mean().backward()
         optimizer.step()
         run.step()
@@ -105,7 +98,8 @@ def test_nothing_is_left_behind(name: str, ending: str, tmp_path: Path) -> None:
             raise KeyError("the user's own")
     assert hooks_of(model) == hooks
     assert attributes_of(model) == attributes
-    assert len(optimizer._optimizer_step_post_hooks) == optimizer_hooks
+    assert hooks_of_optimizer(optimizer) == optimizer_hooks
+    assert not any(parameter._backward_hooks for parameter in model.parameters())
     assert ls.open(tmp_path / "run").status() == "finished"
 
 
@@ -129,7 +123,7 @@ def test_a_model_can_be_copied_and_saved_while_it_is_watched(own_hook: bool, tmp
     if own_hook:
         model.get_submodule("layers.0").register_forward_hook(doubled)
     before = hooks_of(model)
-    with ls.watch(model, to=tmp_path / "run", every=1) as run:
+    with ls.watch(model, to=tmp_path / "run", every=1, kinds="all") as run:
         model(torch.randn(4, 6))
         twin = copy.deepcopy(model)
         file = io.BytesIO()
@@ -138,7 +132,7 @@ def test_a_model_can_be_copied_and_saved_while_it_is_watched(own_hook: bool, tmp
         run.step()
     assert hooks_of(twin) == before
     assert b"layerscope" not in file.getvalue()
-    assert ls.open(tmp_path / "run").stats("layers.3", stat="count")["count"] == [4 * 3]
+    assert ls.open(tmp_path / "run").stats("layers.3", kind="output", stat="count")["count"] == [4 * 3]
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")

@@ -36,7 +36,7 @@ def test_an_unknown_site_names_the_nearest(tmp_path: Path) -> None:
 
 
 def test_an_unknown_kind_names_those_there_are(tmp_path: Path) -> None:
-    with pytest.raises(SelectError, match=r"No recordable kind matches 'activations'.*'output'"):
+    with pytest.raises(SelectError, match=r"No kind matches 'activations'.*output, "):
         ls.watch(Mlp(), to=tmp_path / "run", kinds="activations")
 
 

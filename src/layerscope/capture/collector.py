@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from layerscope.records import Kind, Mode, Reading, Series, Sink, Summaries
+from layerscope.records import Extras, Floats, Kind, Mode, Reading, Series, Sink, Summaries
 from layerscope.stats import combine
 from layerscope.stats.kernel import Arena
 
 Identity = tuple[str, str, Kind, Mode, Reading, str]
 AddTensor = Callable[[Arena, Any], int]  # Any: each framework hands in its own tensors
+
+
+class Taken(NamedTuple):
+    """What a step came to."""
+
+    summaries: int
+    bytes: int
 
 
 class Collector:
@@ -29,6 +36,8 @@ class Collector:
         self._arena = Arena()
         self._numbers: dict[Identity, int] = {}
         self._rows: dict[int, list[int]] = {}
+        self._extras: dict[int, dict[str, float]] = {}
+        self._backward: set[int] = set()  # series of gradients that a scale is on
         self._lock = threading.Lock()  # forward hooks may run in several threads
 
     def add(self, tensor: object, identity: Identity, shape: tuple[int, ...], row: int | None = None) -> int:
@@ -39,19 +48,46 @@ class Collector:
             number = self._numbers.get(identity)
             if number is None:
                 number = self._numbers[identity] = self._sink.series_id(Series(*identity, shape))
+                if Reading.BACKWARD in identity:
+                    self._backward.add(number)
             self._rows.setdefault(number, []).append(row)
             return row
 
-    def finish(self, step: int) -> None:
-        """Hand the step's summaries to the sink and start over."""
+    def add_extra(self, row: int, name: str, value: float) -> None:
+        """Keep a number that a summary does not hold with the tensor of the row."""
+        with self._lock:
+            self._extras.setdefault(row, {})[name] = value
+
+    def discard(self) -> None:
+        """Forget the step in progress."""
+        with self._lock:
+            if self._rows:
+                self._rows, self._extras = {}, {}
+                self._arena.drain()
+
+    def finish(self, step: int, scale: float | None = 1.0) -> Taken:
+        """Hand the step's summaries to the sink and start over.
+
+        `scale` is what gradients read in the backward had been multiplied by: they are divided by it, and left out if
+        it is not known.
+        """
         with self._lock:
             rows, self._rows = self._rows, {}
+            extras, self._extras = self._extras, {}
             summaries = self._arena.drain()
-        if rows:
-            self._sink.put(_gathered(step, rows, summaries))
+        if scale is None:
+            rows = {number: members for number, members in rows.items() if number not in self._backward}
+        if not rows:
+            return Taken(0, 0)
+        scales = np.array([scale if number in self._backward else 1.0 for number in rows], np.float64)
+        record = _gathered(step, rows, summaries, scales)
+        self._sink.put(record)
+        if extras:
+            self._sink.put(_extras(step, rows, extras))
+        return Taken(len(summaries.m), record.moments.nbytes + record.bits.nbytes)
 
 
-def _gathered(step: int, rows: dict[int, list[int]], summaries: combine.Encoded) -> Summaries:
+def _gathered(step: int, rows: dict[int, list[int]], summaries: combine.Encoded, scales: Floats) -> Summaries:
     """The step's record: a series with the very rows of another is an alias of it."""
     groups = {number: tuple(members) for number, members in rows.items()}
     owners: dict[tuple[int, ...], int] = {}
@@ -66,6 +102,8 @@ def _gathered(step: int, rows: dict[int, list[int]], summaries: combine.Encoded)
     picked = combine.take(
         summaries, np.array([place[g] if mine else -1 for g, mine in zip(groups.values(), own, strict=True)])
     )
+    if (scales != 1).any():
+        picked = combine.divided(picked, scales)
     alias = [-1 if mine else owners[group] for group, mine in zip(groups.values(), own, strict=True)]
     return Summaries(
         step=step,
@@ -75,6 +113,19 @@ def _gathered(step: int, rows: dict[int, list[int]], summaries: combine.Encoded)
         offsets=picked.offsets,
         bits=picked.bits,
         alias=np.array(alias, np.int32),
-        scale=np.ones(len(groups)),
+        scale=scales,
         merged=np.array([len(group) for group in groups.values()], np.int32),
     )
+
+
+def _extras(step: int, rows: dict[int, list[int]], extras: Mapping[int, Mapping[str, float]]) -> Extras:
+    """The numbers of each series; of several tensors in the step, their mean."""
+    series, names, means = [], [], []
+    for number, members in rows.items():
+        held = [extras[row] for row in members if row in extras]
+        for name in dict.fromkeys(name for numbers in held for name in numbers):
+            values = [numbers[name] for numbers in held if name in numbers]
+            series.append(number)
+            names.append(name)
+            means.append(sum(values) / len(values))
+    return Extras(step, np.array(series, np.int32), tuple(names), np.array(means, np.float64))

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, SupportsFloat
 
+from layerscope.capture.budget import Budget
+from layerscope.capture.collector import Taken
+from layerscope.capture.keeping import Keeping
 from layerscope.capture.schedule import Schedule
 from layerscope.errors import StateError
-from layerscope.records import Event, Kpi, Sink
+from layerscope.records import Cost, Event, Kpi, Sink
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -28,27 +32,58 @@ class Listener(Protocol):
         """Take every hook away."""
         ...
 
-    def finish(self, step: int) -> None:
+    def discard(self) -> None:
+        """Forget the step in progress."""
+        ...
+
+    def finish(self, step: int) -> Taken:
         """Read what is read at the end of a step and hand over the step's summaries."""
         ...
+
+    def spent_s(self) -> float:
+        """Seconds that listening has taken in the training's threads since it was last asked."""
+        ...
+
+    def close(self) -> None:
+        """Let go of everything, for good."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class When:
+    """Which steps are recorded."""
+
+    schedule: Schedule
+    budget: Budget = field(default_factory=Budget)
+    keeping: Keeping = field(default_factory=Keeping)  # decides at the end of steps that the schedule does not want
 
 
 class Recorder:
     """Records a training: call `step()` once per optimizer step, and `close()` it, or use it in a `with` block.
 
-    A step the schedule does not want has no hooks in place and costs nothing.
+    A step the schedule does not want has no hooks in place and costs nothing, unless `keep_if` may want it in the end.
     """
 
-    def __init__(self, sink: Sink, listener: Listener, schedule: Schedule, first_step: int = 0) -> None:
+    def __init__(self, sink: Sink, listener: Listener, when: When, first_step: int = 0) -> None:
         self.path: Path | None = None  # the run's folder, where there is one
         self._sink = sink
         self._listener = listener
-        self._schedule = schedule
+        self._schedule = when.schedule
+        self._budget = when.budget
+        self._keeping = when.keeping
         self._first_step = self._step = first_step
         self._names: dict[str, str] = {}
         self._listening = False
+        self._wanted = False  # whether the step in progress is recorded, however it goes
         self._closed = False
+        self._writer_s = sink.cpu_s
+        self._began_s = time.perf_counter()
         self._listen()
+
+    @property
+    def overhead(self) -> float:
+        """The part of the training's time that recording has taken so far: 0.02 for 2 %."""
+        return self._budget.share
 
     @property
     def current_step(self) -> int:
@@ -59,13 +94,33 @@ class Recorder:
         """End the step in progress; keywords are KPIs of it, such as its loss."""
         self._must_be_open("step()")
         numbers = {self._name(name): _number(name, value) for name, value in kpis.items()}
-        if self._listening:
-            self._listener.finish(self._step)
+        kept = self._keeping.keeps(self._step, numbers)
+        taken = self._end(kept=kept) if self._listening else None
         now = time.time()
         for name, number in numbers.items():
             self._sink.put(Kpi(self._step, name, number, now))
+        self._account(taken)
         self._step += 1
         self._listen()
+
+    def _end(self, *, kept: bool) -> Taken | None:
+        """Hand over the step, or forget it if nobody wants it."""
+        if not self._wanted and not kept:
+            self._listener.discard()
+            return None
+        if not self._wanted:
+            self._sink.put(Event(self._step, "kept", "keep_if kept this step.", time.time()))
+        return self._listener.finish(self._step)
+
+    def _account(self, taken: Taken | None) -> None:
+        """Keep what the step took and, if it was recorded, what that cost."""
+        now_s, writer_s = time.perf_counter(), self._sink.cpu_s
+        step_s, self._began_s = now_s - self._began_s, now_s
+        spent_s = self._listener.spent_s() + writer_s - self._writer_s
+        self._writer_s = writer_s
+        self._budget.account(step_s, spent_s)
+        if taken is not None:
+            self._sink.put(Cost(self._step, step_s, spent_s, taken.summaries, taken.bytes))
 
     def note(self, text: str) -> None:
         """Keep a note with the step in progress."""
@@ -80,6 +135,7 @@ class Recorder:
         if self._listening:
             self._listener.detach()
             self._listening = False
+        self._listener.close()
         if self._step > self._first_step:  # also steps without KPIs count when the run is resumed
             self._sink.put(Event(self._step - 1, "info", "Recording ended.", time.time()))
         self._sink.close()
@@ -98,12 +154,14 @@ class Recorder:
         return name
 
     def _listen(self) -> None:
-        wanted = self._schedule.wants(self._step)
-        if wanted and not self._listening:
+        affordable = self._budget.affords()
+        self._wanted = affordable and self._schedule.wants(self._step)
+        listening = self._wanted or (affordable and self._keeping.is_late)
+        if listening and not self._listening:
             self._listener.attach()
-        elif self._listening and not wanted:
+        elif self._listening and not listening:
             self._listener.detach()
-        self._listening = wanted
+        self._listening = listening
 
     def _must_be_open(self, call: str) -> None:
         if self._closed:
@@ -129,6 +187,7 @@ class DisabledRecorder(Recorder):
         self.path = None
         self._step = 0
         self._closed = False
+        self._budget = Budget()
 
     def step(self, **kpis: SupportsFloat) -> None:
         """Count the step, and nothing else."""

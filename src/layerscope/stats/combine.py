@@ -43,11 +43,39 @@ def add_up(summaries: Encoded, groups: list[tuple[int, ...]]) -> Encoded:
     group_of = np.repeat(np.arange(len(groups)), sizes)
     row, codes, counts = spec.decode_rows(members.m, members.offsets, members.bits)
     folded = np.sign(codes) * (np.abs(codes) >> (members.m[row] - m[group_of[row]]))
-    key, place = np.unique((group_of[row] << 32) + folded, return_inverse=True)
+    offsets, bits = _regrouped(m, group_of[row], folded, counts)
+    return Encoded(_added_moments(members.moments, starts), m, offsets, bits)
+
+
+def divided(summaries: Encoded, factors: Floats) -> Encoded:
+    """The summaries as of the same tensors divided by a positive factor each.
+
+    Exact for powers of two; else a bucket's values are taken for its middle. Subnormals are those of the undivided
+    tensors: what was lost, was lost in them.
+    """
+    moments = summaries.moments.copy()
+    for name, power in _POWERS.items():
+        moments[:, spec.COLUMN[name]] /= factors**power
+    row, codes, counts = spec.decode_rows(summaries.m, summaries.offsets, summaries.bits)
+    m = summaries.m[row].astype(np.int64)
+    size = np.abs(codes)
+    middle = 1 + ((size & ((1 << m) - 1)) + 0.5) / (1 << m)
+    mantissa, exponent = np.frexp(np.ldexp(middle, (size >> m) - spec.EXPONENT_BIAS) / factors[row])
+    field = np.maximum(exponent - 1 + spec.EXPONENT_BIAS, 1)
+    moved = np.sign(codes) * ((field << m) + ((2 * mantissa - 1) * (1 << m)).astype(np.int64))
+    offsets, bits = _regrouped(summaries.m, row, moved, counts)
+    return Encoded(moments, summaries.m, offsets, bits)
+
+
+_POWERS = {"sum": 1, "sum_abs": 1, "sum2": 2, "sum3": 3, "sum4": 4, "sum8": 8} | dict.fromkeys(spec.EXTREMES, 1)
+
+
+def _regrouped(m: Bytes, row: Ints, codes: Ints, counts: Ints) -> tuple[Ints, Bytes]:
+    """Offsets and bytes of rows whose buckets may stand in any order and more than once."""
+    key, place = np.unique((row << 32) + codes, return_inverse=True)
     total = np.bincount(place, counts, len(key)).astype(np.int64)
     group = (key + (1 << 31)) >> 32
-    offsets, bits = encode_rows(m, group, key - (group << 32), total)
-    return Encoded(_added_moments(members.moments, starts), m, offsets, bits)
+    return encode_rows(m, group, key - (group << 32), total)
 
 
 def _added_moments(moments: Floats, starts: Ints) -> Floats:

@@ -2,29 +2,34 @@
 
 from __future__ import annotations
 
+import re
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from torch import Tensor, nn
 from torch.nn import UninitializedParameter
 from torch.optim import Optimizer
 
+from layerscope.capture.torch.hooks import is_wrapper
 from layerscope.errors import LayerscopeWarning, SelectError
 from layerscope.records import Graph, Kind, ModuleNode
-from layerscope.select import Patterns, listed, matching, selected
+from layerscope.select import selected, unmatched
 
 ROOT = "(model)"  # the watched model's own site: its path is empty, and a child may be called "model"
-RECORDABLE = (Kind.OUTPUT, Kind.WEIGHT, Kind.WEIGHT_GRAD)
+Choice = str | re.Pattern[str] | type[nn.Module]
+Choices = Choice | Iterable[Choice] | None
+OF_PARAMETERS = frozenset((Kind.WEIGHT, Kind.WEIGHT_GRAD, Kind.UPDATE, Kind.OPTIMIZER))
 
 
 @dataclass(frozen=True, slots=True)
 class Targets:
-    """What is listened to: modules by their paths, parameters by their names, and the kinds of tensor."""
+    """What is listened to: modules by their paths, parameters and buffers by their names, and the kinds of tensor."""
 
-    members: frozenset[nn.Module]  # every module of the model, selected or not
-    modules: dict[nn.Module, str]
-    parameters: dict[Tensor, str]
+    members: Mapping[nn.Module, str]  # every module of the model, selected or not
+    modules: Mapping[nn.Module, str]
+    parameters: Mapping[Tensor, str]
+    buffers: Mapping[Tensor, str]
     kinds: frozenset[Kind]
 
 
@@ -32,32 +37,55 @@ class Selection:
     """What the user's words select in a model, looked up anew whenever its modules or parameters were replaced."""
 
     def __init__(
-        self, model: nn.Module, optimizers: tuple[Optimizer, ...], kinds: frozenset[Kind], sites: Patterns
+        self,
+        model: nn.Module,
+        optimizers: tuple[Optimizer, ...],
+        kinds: frozenset[Kind],
+        sites: tuple[Choice, ...],
+        exclude: tuple[Choice, ...] = (),
     ) -> None:
         self.model = model
         self.optimizers = optimizers  # none given: whichever steps
-        self._kinds = kinds
-        self._patterns = listed(sites)
+        self.kinds = kinds
+        self._sites = sites
+        self._exclude = exclude
         self._found: list[object] = []
         self._targets: Targets | None = None
 
     def targets(self) -> Targets:
-        """The modules and parameters as they are now."""
+        """The modules, parameters and buffers as they are now."""
         modules = {path or ROOT: module for path, module in self.model.named_modules()}
         parameters: dict[str, Tensor] = dict(self.model.named_parameters())
-        found: list[object] = [*modules.values(), *parameters.values()]
+        buffers: dict[str, Tensor] = dict(self.model.named_buffers())
+        found: list[object] = [*modules.values(), *parameters.values(), *buffers.values()]
         if self._targets is None or not _same(found, self._found):
-            chosen = selected(self._patterns, [*modules, *parameters])
-            # A module's name stands for its own parameters too.
-            own = {name for name in parameters if (name.rpartition(".")[0] or ROOT) in chosen}
+            names = [*modules, *parameters, *buffers]
+            chosen = _chosen(self._sites, modules, names) - _chosen(self._exclude, modules, names)
             self._targets = Targets(
-                members=frozenset(modules.values()),
+                members={module: path for path, module in modules.items()},
                 modules={module: path for path, module in modules.items() if path in chosen},
-                parameters={parameter: name for name, parameter in parameters.items() if name in chosen | own},
-                kinds=self._kinds,
+                parameters={parameter: name for name, parameter in parameters.items() if name in chosen},
+                buffers={buffer: name for name, buffer in buffers.items() if name in chosen},
+                kinds=self.kinds,
             )
             self._found = found
         return self._targets
+
+
+def _chosen(choices: tuple[Choice, ...], modules: Mapping[str, nn.Module], names: list[str]) -> set[str]:
+    """The names that are chosen; a module stands for its own parameters and buffers too."""
+    chosen: set[str] = set()
+    for choice in choices:
+        chosen |= _hits(choice, modules, names)
+    return chosen | {name for name in names if name not in modules and (name.rpartition(".")[0] or ROOT) in chosen}
+
+
+def _hits(choice: Choice, modules: Mapping[str, nn.Module], names: list[str]) -> set[str]:
+    if isinstance(choice, str):
+        return selected([choice], names)
+    if isinstance(choice, re.Pattern):
+        return {name for name in names if choice.search(name)}
+    return {path for path, module in modules.items() if isinstance(module, choice)}
 
 
 def _same(one: list[object], other: list[object]) -> bool:
@@ -65,23 +93,59 @@ def _same(one: list[object], other: list[object]) -> bool:
 
 
 def choose(
-    model: nn.Module, optimizer: Optimizer | Iterable[Optimizer] | None, kinds: Patterns, sites: Patterns
+    model: nn.Module,
+    optimizer: Optimizer | Iterable[Optimizer] | None,
+    kinds: Choices,
+    sites: Choices,
+    exclude: Choices = (),
 ) -> Selection:
     """The selection that the user's words make; an error if they select nothing."""
     if not isinstance(model, nn.Module):
         raise SelectError(f"watch() needs a torch.nn.Module, not {type(model).__name__}. Give the model itself.")
-    names = [path or ROOT for path, _ in model.named_modules()] + [name for name, _ in model.named_parameters()]
-    matching(sites, names, "site")
-    selection = Selection(model, _optimizers(optimizer), _kinds(kinds), sites)
+    if is_wrapper(model):
+        model = model._orig_mod  # type: ignore[assignment]  # what torch.compile was put around
+    modules = {path or ROOT: module for path, module in model.named_modules()}
+    names = [*modules, *dict(model.named_parameters()), *dict(model.named_buffers())]
+    for choice in (*choices(sites), *choices(exclude)):
+        _check(choice)
+        if choice != "*" and not _hits(choice, modules, names):
+            raise SelectError(_missed(choice, modules, names))
+    selection = Selection(model, _optimizers(optimizer), _kinds(kinds), choices(sites), choices(exclude))
     targets = selection.targets()
-    outputs = targets.modules if Kind.OUTPUT in targets.kinds else {}
-    weights = targets.parameters if targets.kinds - {Kind.OUTPUT} else {}
-    if not outputs and not weights:
+    of_modules = targets.modules and targets.kinds - OF_PARAMETERS
+    of_parameters = targets.parameters and targets.kinds & OF_PARAMETERS
+    of_buffers = targets.buffers and Kind.BUFFER in targets.kinds
+    if not (of_modules or of_parameters or of_buffers):
         raise SelectError(
             f"Nothing would be recorded: sites={sites!r} and kinds={kinds!r} leave no module or parameter."
         )
     _warn_of_strangers(model, selection.optimizers)
     return selection
+
+
+def choices(words: Choices) -> tuple[Choice, ...]:
+    """The user's words as a tuple, whether one or several were given."""
+    if words is None:
+        return ("*",)
+    several = isinstance(words, Iterable) and not isinstance(words, (str, type))
+    return tuple(words) if several else (words,)  # type: ignore[return-value, arg-type]  # checked where they are used
+
+
+def _check(choice: object) -> None:
+    if not isinstance(choice, (str, re.Pattern, type)):
+        raise SelectError(
+            f"A site is chosen by a name, a glob, a compiled regular expression or a module class, not {choice!r}."
+        )
+
+
+def _missed(choice: Choice, modules: Mapping[str, nn.Module], names: list[str]) -> str:
+    """What to tell somebody whose word selects nothing."""
+    if isinstance(choice, str):
+        return unmatched(choice, names, "site")
+    if isinstance(choice, re.Pattern):
+        return unmatched(choice.pattern, names, "site")
+    classes = sorted({type(module).__name__ for module in modules.values()})
+    return f"No module is a {choice.__name__}. There are: {', '.join(classes)}."
 
 
 def _optimizers(optimizer: Optimizer | Iterable[Optimizer] | None) -> tuple[Optimizer, ...]:
@@ -103,9 +167,16 @@ def _warn_of_strangers(model: nn.Module, optimizers: tuple[Optimizer, ...]) -> N
         )
 
 
-def _kinds(kinds: Patterns) -> frozenset[Kind]:
-    patterns = ("*",) if kinds == "all" else listed(kinds)
-    return frozenset(Kind(name) for name in matching(patterns, [kind.value for kind in RECORDABLE], "recordable kind"))
+def _kinds(kinds: Choices) -> frozenset[Kind]:
+    names = [kind.value for kind in Kind]
+    chosen: set[str] = set()
+    for choice in ("*",) if kinds == "all" else choices(kinds):
+        hits = set() if isinstance(choice, type) else _hits(choice, {}, names)
+        if not hits:
+            word = choice.pattern if isinstance(choice, re.Pattern) else choice
+            raise SelectError(f"No kind matches {word!r}. There are: {', '.join(names)}, or 'all'.")
+        chosen |= hits
+    return frozenset(map(Kind, chosen))
 
 
 def module_graph(model: nn.Module) -> Graph:

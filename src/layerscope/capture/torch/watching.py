@@ -5,21 +5,23 @@ from __future__ import annotations
 import time
 
 from layerscope.capture.collector import Collector
-from layerscope.capture.recorder import Recorder
-from layerscope.capture.schedule import Schedule
-from layerscope.capture.torch.modules import TorchListener
+from layerscope.capture.recorder import Recorder, When
+from layerscope.capture.torch.intake import Extent
+from layerscope.capture.torch.listener import TorchListener
 from layerscope.capture.torch.targets import Selection, module_graph
 from layerscope.records import Event, Sink
 from layerscope.stats.torch import add
 
+_ALL_OF_IT = Extent()
 
-def record(selection: Selection, schedule: Schedule, sink: Sink, first_step: int) -> Recorder:
+
+def record(selection: Selection, when: When, sink: Sink, first_step: int = 0, extent: Extent = _ALL_OF_IT) -> Recorder:
     """A recorder that reads the selection into the sink."""
 
-    def report(text: str) -> None:
-        sink.put(Event(recorder.current_step, "warning", text, time.time()))
+    def report(level: str, text: str) -> None:
+        sink.put(Event(recorder.current_step, level, text, time.time()))
 
     sink.put(module_graph(selection.model))
-    listener = TorchListener(selection, Collector(sink, add), report)
-    recorder = Recorder(sink, listener, schedule, first_step)
+    listener = TorchListener(selection, Collector(sink, add), report, extent)
+    recorder = Recorder(sink, listener, when, first_step)
     return recorder

@@ -1,0 +1,56 @@
+"""Steps that are kept only once it is known how they went."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from layerscope.errors import StateError
+
+_DECAY = 0.98  # of the running mean: some fifty steps
+_EMA = "_ema"
+
+
+class StepFacts:
+    """A step that has just ended: `step`, its KPIs by name, and `loss_ema`, the running mean of `loss` before it."""
+
+    def __init__(self, step: int, kpis: Mapping[str, float], means: Mapping[str, float]) -> None:
+        self.step = step
+        self._known = dict(kpis) | {f"{name}{_EMA}": means.get(name, value) for name, value in kpis.items()}
+
+    def __getattr__(self, name: str) -> float:
+        try:
+            return self._known[name]
+        except KeyError:
+            names = ", ".join(self._known) or "none, for step() was given no KPI"
+            raise StateError(f"keep_if asks for {name!r}, which the step does not have. It has: {names}.") from None
+
+
+KeepIf = Callable[[StepFacts], bool]
+
+
+class Keeping:
+    """Asks the user's rule whether a step is kept, and remembers the running means it may want."""
+
+    def __init__(self, rule: KeepIf | None = None) -> None:
+        if rule is not None and not callable(rule):
+            raise StateError(
+                f"keep_if={rule!r} cannot be called: give a function of the step, such as lambda s: s.loss > 9."
+            )
+        self._rule = rule
+        self._means: dict[str, float] = {}
+
+    @property
+    def is_late(self) -> bool:
+        """Whether there is a rule, so that any step may be kept."""
+        return self._rule is not None
+
+    def keeps(self, step: int, kpis: Mapping[str, float]) -> bool:
+        """Whether the rule wants the step; called for every step, in order."""
+        if self._rule is None:
+            return False
+        facts = StepFacts(step, kpis, self._means)
+        for name, value in kpis.items():
+            if abs(value) < float("inf"):  # neither NaN nor Inf, which a mean would never forget
+                before = self._means.get(name, value)
+                self._means[name] = _DECAY * before + (1 - _DECAY) * value
+        return bool(self._rule(facts))

@@ -1,0 +1,230 @@
+"""Calls of modules: what goes in, what comes out, and which call it was.
+
+Forward hooks are torch's global ones, looked up by module, rather than hooks on the user's modules: nothing is
+stored in the model, so that it can be copied and saved while it is watched, and `nn.TransformerEncoderLayer` keeps its
+fused path, which it leaves for modules that carry hooks. Global hooks run before a module's own, which may replace what
+goes in and what comes out: behind those a hook of ours is put, for the length of one call or of one step.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.utils.hooks import RemovableHandle
+
+from layerscope.capture.torch.gradients import Consumers, Edge, Flow, Gradients, edge_of, gradient_place
+from layerscope.capture.torch.guard import Guard
+from layerscope.capture.torch.hooks import Hook
+from layerscope.capture.torch.intake import Intake, Place
+from layerscope.capture.torch.targets import ROOT, Targets
+from layerscope.capture.torch.tensors import tensors_in
+from layerscope.records import Kind, Mode, Reading
+
+FORWARD_KINDS = frozenset(
+    (
+        *(Kind.INPUT, Kind.INPUT_GRAD, Kind.INPUT_GRAD_NORM, Kind.OUTPUT, Kind.OUTPUT_GRAD, Kind.OUTPUT_GRAD_NORM),
+        *(Kind.TENSOR, Kind.TENSOR_GRAD, Kind.WEIGHT_GRAD),  # whose absence after a backward is a step that was skipped
+    )
+)
+
+
+@dataclass(slots=True)
+class Call:
+    """One call of a module of the model, in progress."""
+
+    module: nn.Module
+    site: str
+    mode: Mode
+    again: bool  # checkpointing computes it a second time, while backward runs: its values were read the first time
+    first_node: int  # what autograd will number the next node
+    inputs: list[tuple[Edge, Place]] = field(default_factory=list)
+    inside: dict[Consumers, Flow] = field(default_factory=dict)
+    names: Counter[str] = field(default_factory=Counter)
+
+
+class _Thread(threading.local):
+    """The calls in progress on one thread, and which module was called how often in the outermost of them."""
+
+    def __init__(self) -> None:
+        self.calls: list[Call] = []
+        self.counts: Counter[nn.Module] = Counter()
+        self.told: Counter[tuple[nn.Module, str]] = Counter()  # the same inside compiled regions, by port
+
+
+class Forwards:
+    """Reads inputs and outputs of the chosen modules, and has their gradients read."""
+
+    def __init__(self, intake: Intake, gradients: Gradients, guard: Guard) -> None:
+        self._intake = intake
+        self._gradients = gradients
+        self._guard = guard
+        self._thread = _Thread()
+        self._behind: dict[nn.Module, RemovableHandle] = {}
+        self._changing: set[nn.Module] = set()  # whose own hooks may change what goes in
+        self._replaceable = False  # by hooks that run after ours
+        self.called: set[nn.Module] = set()
+
+    def hooks(self, targets: Targets) -> list[RemovableHandle]:
+        """The hooks of a recorded step, put in place."""
+        self._targets = targets
+        if not targets.kinds & FORWARD_KINDS:
+            return []
+        self._replaceable = True
+        self._changing = {module for module in targets.modules if module._forward_pre_hooks}
+        return [
+            register_module_forward_pre_hook(self._before),
+            register_module_forward_hook(self._after, always_call=True),
+            *(
+                module.register_forward_pre_hook(Hook(self._behind_pre_hooks), with_kwargs=True)
+                for module in self._changing
+            ),
+        ]
+
+    def start_over(self, targets: Targets) -> None:
+        """Forget the step."""
+        self._targets = targets
+        self._thread = _Thread()
+        self.called.clear()
+        while self._behind:
+            self._behind.popitem()[1].remove()
+
+    def name(self, tensor: Tensor, name: str) -> None:
+        """Read a tensor that the user named, and its gradient."""
+        calls = self._thread.calls
+        call = calls[-1] if calls else None
+        if call is not None:
+            call.names[name] += 1
+            name = name if call.names[name] == 1 else f"{name}#{call.names[name]}"
+        site = name if call is None or call.site == ROOT else f"{call.site}.{name}"
+        mode = Mode.TRAIN if call is None else call.mode
+        if Kind.TENSOR in self._targets.kinds and (call is None or not call.again):
+            self._intake.add(tensor, Place(site, "tensor", Kind.TENSOR, mode, Reading.FORWARD))
+        if Kind.TENSOR_GRAD in self._targets.kinds and tensor.requires_grad:
+            self._gradients.follow(tensor, gradient_place(site, "tensor", Kind.TENSOR_GRAD, mode))
+
+    def _before(self, module: nn.Module, args: tuple[object, ...]) -> None:
+        if torch.compiler.is_compiling() or module not in self._targets.members:
+            return
+        self.enter(module, args, sys._getframe(1).f_locals.get("kwargs", {}))
+
+    def _after(self, module: nn.Module, args: object, output: object) -> None:
+        """Called after the forward, also when it raised: then with None, as for a module that gives nothing."""
+        if torch.compiler.is_compiling() or module not in self._targets.members:
+            return
+        self.leave(module, output)
+
+    def enter(self, module: nn.Module, args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
+        """A module of the model is about to be called."""
+        self._guard.run(self._enter, module, args, kwargs)
+
+    def leave(self, module: nn.Module, output: object) -> None:
+        """A module of the model was called."""
+        self._guard.run(self._leave, module, output)
+
+    def told(self, module: nn.Module, port: str, tensor: Tensor) -> None:
+        """A module in a compiled region took or gave a tensor."""
+        self._guard.run(self._take_told, module, port, tensor)
+
+    def _enter(self, module: nn.Module, args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
+        thread = self._thread
+        thread.counts[module] += 1
+        self.called.add(module)
+        path, count = self._targets.members[module], thread.counts[module]
+        call = Call(
+            module,
+            site=path if count == 1 else f"{path}#{count}",
+            mode=Mode.TRAIN if module.training else Mode.EVAL,
+            again=torch._C._current_graph_task_id() != -1,
+            first_node=torch._C._autograd._get_sequence_nr(),
+        )
+        thread.calls.append(call)
+        if module not in self._targets.modules:
+            return
+        if module not in self._changing:
+            self._take_inputs(call, args, kwargs)
+        if self._replaceable and module._forward_hooks and module not in self._behind:
+            self._behind[module] = module.register_forward_hook(Hook(self._behind_hooks))
+
+    def _take_inputs(self, call: Call, args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
+        """Read what goes into a module."""
+        values, gradients = Kind.INPUT in self._targets.kinds, self._gradients.wanted(Kind.INPUT_GRAD)
+        if not values and not gradients:
+            return
+        for port, tensor in _ports(args, kwargs):
+            if values and not call.again:
+                self._intake.add(tensor, Place(call.site, port, Kind.INPUT, call.mode, Reading.FORWARD))
+            if gradients and tensor.requires_grad and torch.is_grad_enabled():
+                call.inputs.append((edge_of(tensor), gradient_place(call.site, port, Kind.INPUT_GRAD, call.mode)))
+
+    def _leave(self, module: nn.Module, output: object) -> None:
+        if output is None or module not in self._behind:  # else its own hooks still have their turn
+            self._end(module, output)
+
+    def _end(self, module: nn.Module, output: object) -> None:
+        thread = self._thread
+        calls = thread.calls
+        while calls and calls[-1].module is not module:  # left by an error that no hook heard of
+            calls.pop()
+        if calls:
+            self._take_outputs(calls.pop(), output)
+        if module in self._behind and not any(call.module is module for call in calls):
+            self._behind.pop(module).remove()
+        if not calls:  # calls are numbered within one outermost call
+            thread.counts.clear()
+            thread.told.clear()
+
+    def _take_outputs(self, call: Call, output: object) -> None:
+        """Read what came out of a module."""
+        chosen, around = call.module in self._targets.modules, self._thread.calls
+        tensors = list(tensors_in(output, "output")) if chosen or not around else []
+        differentiable = [(port, tensor) for port, tensor in tensors if tensor.requires_grad]
+        if not around:
+            for _, tensor in differentiable:
+                self._gradients.notice(tensor)
+        if not chosen:
+            return
+        if Kind.OUTPUT in self._targets.kinds and not call.again:
+            for port, tensor in tensors:
+                self._intake.add(tensor, Place(call.site, port, Kind.OUTPUT, call.mode, Reading.FORWARD))
+        if self._gradients.wanted(Kind.OUTPUT_GRAD):
+            for port, tensor in differentiable:
+                self._gradients.follow(tensor, gradient_place(call.site, port, Kind.OUTPUT_GRAD, call.mode))
+        if call.inputs:
+            self._gradients.through(call.inputs, [tensor for _, tensor in differentiable], call.first_node, call.inside)
+        if around:
+            around[-1].inside |= call.inside
+
+    def _take_told(self, module: nn.Module, port: str, tensor: Tensor) -> None:
+        counts, path = self._thread.told, self._targets.members[module]
+        counts[module, port] += 1
+        site = path if counts[module, port] == 1 else f"{path}#{counts[module, port]}"
+        kind = Kind.INPUT if port.startswith("input") else Kind.OUTPUT
+        if module in self._targets.modules and kind in self._targets.kinds:
+            mode = Mode.TRAIN if module.training else Mode.EVAL
+            self._intake.add(tensor, Place(site, port, kind, mode, Reading.FORWARD))
+        self.called.add(module)
+        if path == ROOT and kind is Kind.OUTPUT and not self._thread.calls:
+            counts.clear()
+
+    def _behind_pre_hooks(self, module: nn.Module, args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
+        """The module's own hooks have had their turn with what goes in."""
+        calls = self._thread.calls
+        if calls and calls[-1].module is module and not torch.compiler.is_compiling():
+            self._guard.run(self._take_inputs, calls[-1], args, kwargs)
+
+    def _behind_hooks(self, module: nn.Module, args: object, output: object) -> None:
+        """The module's own hooks have had their turn with what comes out."""
+        if module in self._behind:
+            self._guard.run(self._end, module, output)
+
+
+def _ports(args: tuple[object, ...], kwargs: Mapping[str, object]) -> Iterator[tuple[str, Tensor]]:
+    yield from tensors_in(args, "input")
+    yield from tensors_in(dict(kwargs), "input")

@@ -1,0 +1,107 @@
+"""Where the tensors of a step are taken in: each is summarised once, whatever names it has."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from layerscope.capture.collector import Collector
+from layerscope.errors import LayerscopeError, SelectError, StateError
+from layerscope.records import Kind, Mode, Reading
+from layerscope.stats.derive import RESERVED
+from layerscope.stats.torch import dtype_name, thinned
+
+OwnStatistics = Callable[[Tensor], Mapping[str, float]]
+
+
+class Place(NamedTuple):
+    """What a tensor is: the words of its series but its type."""
+
+    site: str
+    port: str
+    kind: Kind
+    mode: Mode
+    reading: Reading
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """How much of each tensor is looked at, and for what."""
+
+    sample: int | None = None  # of a larger tensor only so many elements count
+    own: OwnStatistics | None = None  # further statistics, the user's own
+
+    def __post_init__(self) -> None:
+        if self.sample is not None and (not isinstance(self.sample, int) or self.sample < 1):
+            raise StateError(f"sample={self.sample!r} is no number of elements. Give at least 1, or None for all.")
+        if self.own is not None and not callable(self.own):
+            raise StateError(f"statistics={self.own!r} cannot be called: give a function from a tensor to a dict.")
+
+
+class Intake:
+    """Takes the tensors of the step in progress into a collector, and reports those it cannot read."""
+
+    def __init__(self, collector: Collector, report: Callable[[str], None], extent: Extent) -> None:
+        self.collector = collector
+        self.report = report
+        self._own = extent.own
+        self._sample = extent.sample
+        self._seen: dict[int, tuple[weakref.ref[Tensor], int, int]] = {}
+        self._unreadable: set[tuple[str, Kind]] = set()
+
+    def start_over(self) -> None:
+        """Forget the tensors of the step."""
+        self._seen.clear()
+
+    def add(self, tensor: Tensor, place: Place) -> int | None:
+        """Row of the tensor's summary, made now or earlier in the step; None if it cannot be read."""
+        try:
+            known = self._known(tensor)
+            read = tensor if self._sample is None or known is not None else thinned(tensor, self._sample)
+            row = self.collector.add(read, (*place, dtype_name(tensor)), tuple(tensor.shape), known)
+        except LayerscopeError as error:
+            if (place.site, place.kind) not in self._unreadable:
+                self._unreadable.add((place.site, place.kind))
+                self.report(f"{place.kind.value} of {place.site!r} is not recorded: {error}")
+            return None
+        if known is None:
+            if not tensor.is_inference():  # which has no version to tell whether it changed
+                self._seen[id(tensor)] = (weakref.ref(tensor), tensor._version, row)
+            if self._own is not None:
+                self._add_own(tensor, row)
+        return row
+
+    def add_changing(self, tensor: Tensor, place: Place) -> int | None:
+        """The same for a tensor that may be written through `.data`, which leaves no trace: always read anew."""
+        self._seen.pop(id(tensor), None)
+        row = self.add(tensor, place)
+        self._seen.pop(id(tensor), None)
+        return row
+
+    def _known(self, tensor: Tensor) -> int | None:
+        """The tensor's row in this step, if it was summarised and has not changed since."""
+        seen = self._seen.get(id(tensor))
+        return seen[2] if seen is not None and seen[0]() is tensor and seen[1] == tensor._version else None
+
+    def _add_own(self, tensor: Tensor, row: int) -> None:
+        assert self._own is not None
+        try:
+            with torch.no_grad():
+                numbers = {_name(name): float(value) for name, value in self._own(tensor.detach()).items()}
+        except Exception as error:  # noqa: BLE001  it is the user's: told once, and the rest is recorded
+            self._own = None
+            self.report(f"The statistics of your own are left out: {type(error).__name__}: {error}")
+            return
+        for name, number in numbers.items():
+            self.collector.add_extra(row, name, number)
+
+
+def _name(name: str) -> str:
+    if name.lower() in RESERVED:
+        raise SelectError(f"a statistic or column {name!r} exists already. Give yours another name.")
+    return name

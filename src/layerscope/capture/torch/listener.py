@@ -1,0 +1,180 @@
+"""Listening to a PyTorch model while a step is recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
+from torch.utils.hooks import RemovableHandle
+
+from layerscope.capture.attached import audience
+from layerscope.capture.collector import Collector, Taken
+from layerscope.capture.torch.forwards import FORWARD_KINDS, Forwards
+from layerscope.capture.torch.gradients import Gradients
+from layerscope.capture.torch.guard import Guard
+from layerscope.capture.torch.hooks import compiled_parts
+from layerscope.capture.torch.intake import Extent, Intake
+from layerscope.capture.torch.parameters import Parameters
+from layerscope.capture.torch.targets import Selection
+from layerscope.records import Kind
+
+if TYPE_CHECKING:
+    from layerscope.capture.torch.compiled import CompiledModules
+
+
+class TorchListener:
+    """Reads the selected tensors into a collector while it is attached; changes none of them."""
+
+    def __init__(
+        self,
+        selection: Selection,
+        collector: Collector,
+        report: Callable[[str, str], None],
+        extent: Extent,
+    ) -> None:
+        def warn(text: str) -> None:
+            report("warning", text)
+
+        self._selection = selection
+        self._collector = collector
+        self._report = report
+        self._hooks = ExitStack()
+        self._guard = Guard(warn, self.detach)
+        self._intake = Intake(collector, warn, extent)
+        self._gradients = Gradients(self._intake, self._guard, selection.kinds)
+        self._forwards = Forwards(self._intake, self._gradients, self._guard)
+        self._parameters = Parameters(self._intake, self._guard, selection.optimizers)
+        self._told_unseen = False
+        self._compiled = self._compiled_modules()
+
+    def attach(self) -> None:
+        """Put the hooks in place."""
+        if self._guard.failed:
+            return
+        self._start_over()
+        targets = self._selection.targets()
+        if self._compiled is None:
+            self._keep(self._forwards.hooks(targets))
+        else:
+            self._compiled.recorded = True
+        self._keep(self._parameters.hooks(targets))
+        self._hooks.enter_context(audience.listening(self._named))
+
+    def detach(self) -> None:
+        """Take every hook away."""
+        self._hooks.close()
+        if self._compiled is not None:
+            self._compiled.recorded = False
+        self._start_over()
+
+    def close(self) -> None:
+        """Let go of everything, for good."""
+        self.detach()
+        if self._compiled is not None:
+            self._compiled.close()
+
+    def _compiled_modules(self) -> CompiledModules | None:
+        """Hooks that reach into compiled modules, if there are any."""
+        selection = self._selection
+        beginnings = compiled_parts(selection.model) if selection.kinds & FORWARD_KINDS else set()
+        if not beginnings:
+            return None
+        from layerscope.capture.torch.compiled import CompiledModules  # loads the compiler
+
+        members, inputs = selection.targets().members, Kind.INPUT in selection.kinds
+        return CompiledModules(self._forwards, members, beginnings, inputs=inputs)
+
+    def _keep(self, handles: Iterable[RemovableHandle]) -> None:
+        for handle in handles:
+            self._hooks.callback(handle.remove)
+
+    def discard(self) -> None:
+        """Forget the step in progress."""
+        self._start_over()
+
+    def finish(self, step: int) -> Taken:
+        """Read what is read at the end of a step and hand over its summaries."""
+        self._taken = Taken(0, 0)
+        self._guard.run(self._finish, step)
+        if not self._guard.failed:
+            self._start_over()
+        return self._taken
+
+    def spent_s(self) -> float:
+        """Seconds the listener has taken in the training's threads since it was last asked."""
+        return self._guard.taken_s()
+
+    def _finish(self, step: int) -> None:
+        self._parameters.finish()
+        scale = self._scale()
+        if scale is None:
+            self._report(
+                "warning", "Gradients of outputs and inputs are left out: AMP's scale in this step is not known."
+            )
+        self._taken = self._collector.finish(step, scale)
+        self._tell_unseen()
+
+    def _scale(self) -> float | None:
+        """What the gradients of this step were multiplied by; None if that cannot be told."""
+        parameters, scaling = self._parameters, self._parameters.scaling
+        if not self._gradients.arrived:
+            return 1.0
+        if parameters.stepped:
+            return scaling.scale
+        scale = scaling.of_skipped_step()
+        if scaling.fell():
+            self._report("skipped", "The update was skipped: GradScaler found Inf or NaN in the gradients.")
+        elif parameters.trained:
+            self._report("skipped", "No optimizer stepped, though a backward ran: no update was made in this step.")
+        return scale
+
+    def _tell_unseen(self) -> None:
+        """Say once, after a step with a backward, what could not be seen of it."""
+        if self._told_unseen or not (self._gradients.arrived or self._parameters.stepped):
+            return
+        self._told_unseen = True
+        if self._compiled is None:
+            self._tell_uncalled()
+        elif not self._compiled.told:
+            self._report(
+                "warning",
+                "The compiled modules were compiled before they were watched, and tell nothing. Call watch() before "
+                "their first call, or torch.compiler.reset().",
+            )
+        elif any(map(self._gradients.wanted, (Kind.INPUT_GRAD, Kind.OUTPUT_GRAD))):
+            self._report("info", "Gradients of inputs and outputs inside compiled modules are not recorded.")
+
+    def _tell_uncalled(self) -> None:
+        """Name the modules that were not seen to be called although their parameters have gradients."""
+        targets, trained = self._selection.targets(), self._parameters.graded
+        silent = [
+            path
+            for module, path in targets.modules.items()
+            if module not in self._forwards.called
+            and not isinstance(module, NonDynamicallyQuantizableLinear)  # of attention, which uses its parameters
+            and not trained.isdisjoint(module.parameters(recurse=False))
+        ]
+        if silent:
+            self._report(
+                "warning",
+                f"Not seen to be called, though trained: {', '.join(silent[:10])}{' …' if len(silent) > 10 else ''}. "
+                "Either their forward() was called directly (call the module itself), or another module uses their "
+                "parameters.",
+            )
+
+    def _start_over(self) -> None:
+        """Forget the step, and look up the modules and parameters as they are now."""
+        targets = self._selection.targets()
+        self._collector.discard()
+        self._intake.start_over()
+        self._gradients.start_over()
+        self._forwards.start_over(targets)
+        self._parameters.start_over(targets)
+
+    def _named(self, tensor: object, name: str) -> None:
+        if isinstance(tensor, Tensor) and not torch.compiler.is_compiling():
+            self._guard.run(self._forwards.name, tensor, name)

@@ -1,0 +1,164 @@
+"""What an optimizer works on: gradients as they were applied, updates, its state; weights and buffers as they stand."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+from torch.nn import UninitializedBuffer, UninitializedParameter
+from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.utils.hooks import RemovableHandle
+
+from layerscope.capture.torch.guard import Guard
+from layerscope.capture.torch.intake import Intake, Place
+from layerscope.capture.torch.scaling import Scaling
+from layerscope.capture.torch.targets import Targets
+from layerscope.capture.torch.tensors import tensors_in
+from layerscope.records import Kind, Mode, Reading
+
+APPLIED_KINDS = frozenset((Kind.WEIGHT_GRAD, Kind.UPDATE, Kind.OPTIMIZER))
+IN_BACKWARD = frozenset(  # which a scale is on, found when the optimizer steps
+    (Kind.INPUT_GRAD, Kind.INPUT_GRAD_NORM, Kind.OUTPUT_GRAD, Kind.OUTPUT_GRAD_NORM, Kind.TENSOR_GRAD)
+)
+_COUNT = "step"  # in an optimizer's state: how often it stepped
+_BLOCK = 1 << 15
+_SMALLEST_SAFE = 1e-15  # below, squares may have been lost in float32
+RATIO = "ratio"  # norm of an update / norm of what it was added to
+
+
+class Parameters:
+    """Reads the chosen parameters, their gradients and updates, the optimizer's state and the buffers."""
+
+    def __init__(self, intake: Intake, guard: Guard, optimizers: tuple[Optimizer, ...]) -> None:
+        self._intake = intake
+        self._guard = guard
+        self._optimizers = optimizers  # none: whichever steps
+        self._targets: Targets
+        self._before: dict[Tensor, Tensor] = {}
+        self._stepping: Counter[Optimizer] = Counter()  # steps in progress
+        self.graded: set[Tensor] = set()  # whose gradients were read in this step
+        self.scaling = Scaling()
+        self.stepped = False  # in this step
+        self.trained = bool(optimizers)  # by an optimizer that was given or has been seen
+
+    def hooks(self, targets: Targets) -> list[RemovableHandle]:
+        """The hooks of a recorded step, put in place."""
+        self._targets = targets
+        if not targets.kinds & (APPLIED_KINDS | IN_BACKWARD):
+            return []
+        if not self._optimizers:
+            return [
+                register_optimizer_step_pre_hook(self._before_step),
+                register_optimizer_step_post_hook(self._after_step),
+            ]
+        handles = [optimizer.register_step_pre_hook(self._before_step) for optimizer in self._optimizers]
+        return handles + [optimizer.register_step_post_hook(self._after_step) for optimizer in self._optimizers]
+
+    def start_over(self, targets: Targets) -> None:
+        """Forget the step."""
+        self._targets = targets
+        self._before.clear()
+        self._stepping.clear()
+        self.graded.clear()
+        self.stepped = False
+        self.scaling.start_over()
+
+    def finish(self) -> None:
+        """Read what stands when the step ends, and gradients that no optimizer step showed."""
+        kinds = self._targets.kinds
+        for parameter, name in self._targets.parameters.items():
+            if isinstance(parameter, UninitializedParameter):  # a lazy module's, before its first forward
+                continue
+            if Kind.WEIGHT_GRAD in kinds and parameter not in self.graded:
+                self._read_gradient(parameter, Reading.STEP)
+            if Kind.WEIGHT in kinds:
+                self._read(parameter, Place(name, Kind.WEIGHT.value, Kind.WEIGHT, Mode.TRAIN, Reading.STEP))
+        if Kind.BUFFER in kinds:
+            for buffer, name in self._targets.buffers.items():
+                if not isinstance(buffer, UninitializedBuffer):
+                    self._read(buffer, Place(name, Kind.BUFFER.value, Kind.BUFFER, Mode.TRAIN, Reading.STEP))
+
+    def _before_step(self, optimizer: Optimizer, args: object, kwargs: object) -> None:
+        self._stepping[optimizer] += 1
+        if self._stepping[optimizer] == 1 and Kind.UPDATE in self._targets.kinds:
+            self._guard.run(self._copy_weights, optimizer)
+
+    def _after_step(self, optimizer: Optimizer, args: object, kwargs: object) -> None:
+        # A subclass whose step calls its parent's is called twice, and done the second time.
+        self._stepping[optimizer] -= 1
+        if self._stepping[optimizer] <= 0:
+            self._guard.run(self._read_step, optimizer)
+
+    def _copy_weights(self, optimizer: Optimizer) -> None:
+        with torch.no_grad():
+            for parameter in self._parameters_of(optimizer):
+                if parameter.requires_grad:  # its gradient may only come in a closure
+                    self._before[parameter] = parameter.detach().clone()
+
+    def _read_step(self, optimizer: Optimizer) -> None:
+        mine = list(self._parameters_of(optimizer))
+        found_inf = getattr(optimizer, "found_inf", None)  # set while a scaler has a fused optimizer step
+        self.scaling.notice_step()
+        if not mine or (found_inf is not None and bool(found_inf)):
+            self._before.clear()
+            return
+        self.stepped = self.trained = True
+        kinds = self._targets.kinds
+        for parameter in mine:
+            if Kind.WEIGHT_GRAD in kinds:
+                self._read_gradient(parameter, Reading.OPTIMIZER)
+            if parameter in self._before and parameter.grad is not None:
+                self._read_update(parameter, self._before.pop(parameter))
+            if Kind.OPTIMIZER in kinds:
+                self._read_state(parameter, optimizer)
+        self._before.clear()
+
+    def _parameters_of(self, optimizer: Optimizer) -> Iterable[Tensor]:
+        chosen = self._targets.parameters
+        return (parameter for group in optimizer.param_groups for parameter in group["params"] if parameter in chosen)
+
+    def _read_gradient(self, parameter: Tensor, reading: Reading) -> None:
+        if parameter.grad is not None:
+            self.graded.add(parameter)
+            name = self._targets.parameters[parameter]
+            self._read(parameter.grad, Place(name, Kind.WEIGHT_GRAD.value, Kind.WEIGHT_GRAD, Mode.TRAIN, reading))
+
+    def _read_update(self, parameter: Tensor, before: Tensor) -> None:
+        size = _norm(before)
+        with torch.no_grad():
+            update = torch.sub(parameter.detach(), before, out=before)
+        place = Place(self._targets.parameters[parameter], "update", Kind.UPDATE, Mode.TRAIN, Reading.OPTIMIZER)
+        row = self._read(update, place)
+        if row is not None:
+            change = _norm(update)
+            self._intake.collector.add_extra(row, RATIO, change / size if size else math.inf if change else 0.0)
+
+    def _read_state(self, parameter: Tensor, optimizer: Optimizer) -> None:
+        name = self._targets.parameters[parameter]
+        for key, value in optimizer.state.get(parameter, {}).items():
+            if key == _COUNT:
+                continue
+            for port, tensor in tensors_in({key: value}, "state"):
+                self._read(tensor, Place(name, port, Kind.OPTIMIZER, Mode.TRAIN, Reading.OPTIMIZER))
+
+    def _read(self, tensor: Tensor, place: Place) -> int | None:
+        # An optimizer may write through `.data`, which leaves no trace in the version.
+        return self._intake.add_changing(tensor, place)
+
+
+def _norm(tensor: Tensor) -> float:
+    """The norm, by blocks: one sum in float32 over ten million elements is wrong in the fourth digit."""
+    with torch.no_grad():
+        flat = tensor.detach().reshape(-1)
+        wide = torch.float32 if flat.dtype in (torch.float16, torch.bfloat16) else None
+        whole = len(flat) // _BLOCK * _BLOCK
+        norm = float(torch.linalg.vector_norm(flat[whole:], dtype=wide))
+        if whole:
+            blocks = torch.linalg.vector_norm(flat[:whole].view(-1, _BLOCK), dim=1, dtype=wide)
+            norm = math.hypot(norm, float(torch.linalg.vector_norm(blocks.double())))
+        if math.isfinite(norm) and norm > _SMALLEST_SAFE:
+            return norm
+        return float(torch.linalg.vector_norm(flat.to(torch.complex128 if flat.is_complex() else torch.float64)))
