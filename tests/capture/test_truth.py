@@ -107,7 +107,7 @@ def test_an_idle_step_has_no_hook_in_place(tmp_path: Path) -> None:
     model = MODELS["mlp"]()
     before = len(global_hooks._global_forward_hooks)
     with ls.watch(model, to=tmp_path / "run", every=2) as run:
-        assert len(global_hooks._global_forward_hooks) == before + 1
+        assert len(global_hooks._global_forward_hooks) > before
         run.step()
         assert len(global_hooks._global_forward_hooks) == before
         assert not any(hooks_of(model))

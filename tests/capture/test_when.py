@@ -128,7 +128,7 @@ def test_a_step_that_may_be_kept_has_hooks_and_an_idle_one_has_none(tmp_path: Pa
         assert len(global_hooks._global_forward_hooks) == before
     with ls.watch(Mlp(), to=tmp_path / "late", every=2, keep_if=lambda step: False) as run:
         run.step()
-        assert len(global_hooks._global_forward_hooks) == before + 1
+        assert len(global_hooks._global_forward_hooks) > before
 
 
 @pytest.mark.parametrize("words", [{"sample": 0}, {"keep_if": 3}, {"statistics": 3}, {"budget": 7}])

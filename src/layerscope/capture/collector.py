@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from layerscope.records import Extras, Floats, Kind, Mode, Reading, Series, Sink, Summaries
+from layerscope.records import Extras, Floats, Kind, Mode, Reading, Record, Series, Sink, Summaries
 from layerscope.stats import combine
 from layerscope.stats.kernel import Arena
 
@@ -57,6 +57,10 @@ class Collector:
         """Keep a number that a summary does not hold with the tensor of the row."""
         with self._lock:
             self._extras.setdefault(row, {})[name] = value
+
+    def put(self, record: Record) -> None:
+        """Hand a record of another kind to the sink."""
+        self._sink.put(record)
 
     def discard(self) -> None:
         """Forget the step in progress."""

@@ -13,6 +13,7 @@ import threading
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from types import FrameType
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +24,7 @@ from layerscope.capture.torch.gradients import Consumers, Edge, Flow, Gradients,
 from layerscope.capture.torch.guard import Guard
 from layerscope.capture.torch.hooks import Hook
 from layerscope.capture.torch.intake import Intake, Place
+from layerscope.capture.torch.structure import Structure, TracedForward
 from layerscope.capture.torch.targets import ROOT, Targets
 from layerscope.capture.torch.tensors import tensors_in
 from layerscope.records import Kind, Mode, Reading
@@ -55,16 +57,20 @@ class _Thread(threading.local):
     def __init__(self) -> None:
         self.calls: list[Call] = []
         self.counts: Counter[nn.Module] = Counter()
+        self.sites: list[str] = []  # in the order of the calls
+        self.order = 0  # a hash of that, when the outermost call has ended
+        self.forward: TracedForward | None = None
         self.told: Counter[tuple[nn.Module, str]] = Counter()  # the same inside compiled regions, by port
 
 
 class Forwards:
     """Reads inputs and outputs of the chosen modules, and has their gradients read."""
 
-    def __init__(self, intake: Intake, gradients: Gradients, guard: Guard) -> None:
+    def __init__(self, intake: Intake, gradients: Gradients, guard: Guard, structure: Structure) -> None:
         self._intake = intake
         self._gradients = gradients
         self._guard = guard
+        self._structure = structure
         self._thread = _Thread()
         self._behind: dict[nn.Module, RemovableHandle] = {}
         self._changing: set[nn.Module] = set()  # whose own hooks may change what goes in
@@ -77,6 +83,7 @@ class Forwards:
         if not targets.kinds & FORWARD_KINDS:
             return []
         self._replaceable = True
+        self.begin_step()
         self._changing = {module for module in targets.modules if module._forward_pre_hooks}
         return [
             register_module_forward_pre_hook(self._before),
@@ -87,9 +94,17 @@ class Forwards:
             ),
         ]
 
+    def begin_step(self) -> None:
+        """Make ready for a step; hooks are in place."""
+        if self._replaceable:
+            self._structure.open()
+
     def start_over(self, targets: Targets) -> None:
         """Forget the step."""
         self._targets = targets
+        if self._thread.forward is not None:  # left by an interrupt, of which hooks do not hear
+            self._thread.forward.leave()
+        self._structure.close()
         self._thread = _Thread()
         self.called.clear()
         while self._behind:
@@ -103,6 +118,8 @@ class Forwards:
             call.names[name] += 1
             name = name if call.names[name] == 1 else f"{name}#{call.names[name]}"
         site = name if call is None or call.site == ROOT else f"{call.site}.{name}"
+        if self._thread.forward is not None:
+            self._thread.forward.name(tensor, site)
         mode = Mode.TRAIN if call is None else call.mode
         if Kind.TENSOR in self._targets.kinds and (call is None or not call.again):
             self._intake.add(tensor, Place(site, "tensor", Kind.TENSOR, mode, Reading.FORWARD))
@@ -112,13 +129,33 @@ class Forwards:
     def _before(self, module: nn.Module, args: tuple[object, ...]) -> None:
         if torch.compiler.is_compiling() or module not in self._targets.members:
             return
-        self.enter(module, args, sys._getframe(1).f_locals.get("kwargs", {}))
+        frame = sys._getframe(1)
+        if not self._thread.calls and self._targets.members[module] == ROOT:
+            self._guard.run(self._begin_tracing, module, args, frame)
+        self.enter(module, args, frame.f_locals.get("kwargs", {}))
 
     def _after(self, module: nn.Module, args: object, output: object) -> None:
         """Called after the forward, also when it raised: then with None, as for a module that gives nothing."""
         if torch.compiler.is_compiling() or module not in self._targets.members:
             return
         self.leave(module, output)
+        self._end_tracing(output, sys._getframe(1))
+
+    def _begin_tracing(self, model: nn.Module, args: tuple[object, ...], frame: FrameType) -> None:
+        if torch._C._current_graph_task_id() == -1:
+            self._thread.forward = self._structure.begin(model, self._targets.members)
+            if self._thread.forward is not None:
+                self._thread.forward.begin(args, frame)
+
+    def _end_tracing(self, output: object, frame: FrameType) -> None:
+        if self._thread.forward is not None and not self._thread.calls:
+            forward, self._thread.forward = self._thread.forward, None
+            self._guard.run(self._take_forward, forward, output, frame)
+
+    def _take_forward(self, forward: TracedForward, output: object, frame: FrameType) -> None:
+        forward.end(output, frame)
+        if output is not None:
+            self._structure.take(forward, self._thread.order)
 
     def enter(self, module: nn.Module, args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
         """A module of the model is about to be called."""
@@ -145,6 +182,7 @@ class Forwards:
             first_node=torch._C._autograd._get_sequence_nr(),
         )
         thread.calls.append(call)
+        thread.sites.append(call.site)
         if module not in self._targets.modules:
             return
         if module not in self._changing:
@@ -179,6 +217,10 @@ class Forwards:
         if not calls:  # calls are numbered within one outermost call
             thread.counts.clear()
             thread.told.clear()
+            thread.order = hash(tuple(thread.sites))
+            thread.sites.clear()
+            if self._targets.members[module] == ROOT and thread.forward is None:
+                self._structure.note(thread.order)
 
     def _take_outputs(self, call: Call, output: object) -> None:
         """Read what came out of a module."""
@@ -223,6 +265,7 @@ class Forwards:
         """The module's own hooks have had their turn with what comes out."""
         if module in self._behind:
             self._guard.run(self._end, module, output)
+            self._end_tracing(output, sys._getframe(1))
 
 
 def _ports(args: tuple[object, ...], kwargs: Mapping[str, object]) -> Iterator[tuple[str, Tensor]]:

@@ -7,6 +7,8 @@ import warnings
 from collections.abc import Callable
 from typing import ParamSpec
 
+import torch
+
 from layerscope.errors import LayerscopeWarning
 
 P = ParamSpec("P")
@@ -27,7 +29,8 @@ class Guard:
             return
         began = time.perf_counter()
         try:
-            listen(*args, **kwargs)
+            with torch._C.DisableTorchFunction():  # our look at a tensor is no operation of the user's
+                listen(*args, **kwargs)
         except Exception as error:  # noqa: BLE001  a bug of ours must not stop somebody's training
             self._fail(error)
         finally:

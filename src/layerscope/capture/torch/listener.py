@@ -19,8 +19,9 @@ from layerscope.capture.torch.guard import Guard
 from layerscope.capture.torch.hooks import compiled_parts
 from layerscope.capture.torch.intake import Extent, Intake
 from layerscope.capture.torch.parameters import Parameters
-from layerscope.capture.torch.targets import Selection
-from layerscope.records import Kind
+from layerscope.capture.torch.structure import Structure
+from layerscope.capture.torch.targets import Selection, module_nodes
+from layerscope.records import CallNode, Edge, Graph, Kind
 
 if TYPE_CHECKING:
     from layerscope.capture.torch.compiled import CompiledModules
@@ -46,7 +47,7 @@ class TorchListener:
         self._guard = Guard(warn, self.detach)
         self._intake = Intake(collector, warn, extent)
         self._gradients = Gradients(self._intake, self._guard, selection.kinds)
-        self._forwards = Forwards(self._intake, self._gradients, self._guard)
+        self._forwards = Forwards(self._intake, self._gradients, self._guard, Structure(self._put_graph, warn))
         self._parameters = Parameters(self._intake, self._guard, selection.optimizers)
         self._told_unseen = False
         self._compiled = self._compiled_modules()
@@ -95,13 +96,14 @@ class TorchListener:
     def discard(self) -> None:
         """Forget the step in progress."""
         self._start_over()
+        self._forwards.begin_step()
 
     def finish(self, step: int) -> Taken:
         """Read what is read at the end of a step and hand over its summaries."""
         self._taken = Taken(0, 0)
         self._guard.run(self._finish, step)
         if not self._guard.failed:
-            self._start_over()
+            self.discard()
         return self._taken
 
     def spent_s(self) -> float:
@@ -174,6 +176,9 @@ class TorchListener:
         self._gradients.start_over()
         self._forwards.start_over(targets)
         self._parameters.start_over(targets)
+
+    def _put_graph(self, calls: tuple[CallNode, ...], edges: tuple[Edge, ...]) -> None:
+        self._collector.put(Graph(module_nodes(self._selection.model), calls, edges))
 
     def _named(self, tensor: object, name: str) -> None:
         if isinstance(tensor, Tensor) and not torch.compiler.is_compiling():

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 
 from layerscope.capture.torch.hooks import is_wrapper
 from layerscope.errors import LayerscopeWarning, SelectError
-from layerscope.records import Graph, Kind, ModuleNode
+from layerscope.records import Kind, ModuleNode
 from layerscope.select import selected, unmatched
 
 ROOT = "(model)"  # the watched model's own site: its path is empty, and a child may be called "model"
@@ -179,18 +179,16 @@ def _kinds(kinds: Choices) -> frozenset[Kind]:
     return frozenset(map(Kind, chosen))
 
 
-def module_graph(model: nn.Module) -> Graph:
+def module_nodes(model: nn.Module) -> tuple[ModuleNode, ...]:
     """The model's modules with class, own parameters and details."""
-    return Graph(
-        tuple(
-            ModuleNode(
-                path=path or ROOT,
-                class_name=type(module).__name__,
-                parameters=sum(_elements(parameter) for parameter in module.parameters(recurse=False)),
-                detail=module.extra_repr(),
-            )
-            for path, module in model.named_modules()
+    return tuple(
+        ModuleNode(
+            path=path or ROOT,
+            class_name=type(module).__name__,
+            parameters=sum(_elements(parameter) for parameter in module.parameters(recurse=False)),
+            detail=module.extra_repr(),
         )
+        for path, module in model.named_modules()
     )
 
 

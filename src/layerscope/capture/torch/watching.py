@@ -8,8 +8,8 @@ from layerscope.capture.collector import Collector
 from layerscope.capture.recorder import Recorder, When
 from layerscope.capture.torch.intake import Extent
 from layerscope.capture.torch.listener import TorchListener
-from layerscope.capture.torch.targets import Selection, module_graph
-from layerscope.records import Event, Sink
+from layerscope.capture.torch.targets import Selection, module_nodes
+from layerscope.records import Event, Graph, Sink
 from layerscope.stats.torch import add
 
 _ALL_OF_IT = Extent()
@@ -21,7 +21,7 @@ def record(selection: Selection, when: When, sink: Sink, first_step: int = 0, ex
     def report(level: str, text: str) -> None:
         sink.put(Event(recorder.current_step, level, text, time.time()))
 
-    sink.put(module_graph(selection.model))
+    sink.put(Graph(module_nodes(selection.model)))
     listener = TorchListener(selection, Collector(sink, add), report, extent)
     recorder = Recorder(sink, listener, when, first_step)
     return recorder
