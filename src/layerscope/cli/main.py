@@ -17,12 +17,21 @@ EXAMPLES = """examples:
   layerscope ui runs                                the page on every run in a folder
   layerscope show runs/first                        what a run holds
   layerscope show runs/first "layers.*" --stat rms  one statistic of the sites that match
+  layerscope check runs/first                       what is wrong with the training, since when, what to do
   layerscope compact runs/first                     smaller and faster to read, while or after training
+"""
+CHECK_EXAMPLES = """examples:
+  layerscope check runs/first             one run, finished or still training
+  layerscope check runs                   every run in a folder
+  layerscope check runs/first --json      for other programs
+  layerscope check runs/first || exit 1   in CI: stop if it is broken
+
+exit code: 0 sound, or nothing worse than warnings and notes; 1 a finding is an error; 2 a run cannot be read
 """
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; the exit code is 0, or 2 when the user has to change something."""
+    """Run the command; the exit code is 0, 1 if `check` found an error, or 2 when the user has to change something."""
     options = parser().parse_args(arguments)
     if isinstance(sys.stdout, io.TextIOWrapper):  # a folder's name need not be text that the terminal knows
         sys.stdout.reconfigure(errors="backslashreplace")
@@ -74,6 +83,16 @@ def parser() -> argparse.ArgumentParser:
     show.add_argument("--sql", metavar="QUERY", help='such as "select site, max(rms) from stats group by site"')
     show.set_defaults(run=_show)
 
+    check = commands.add_parser(
+        "check",
+        help="what is wrong with a training: verdict, why, what to do",
+        epilog=CHECK_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    check.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="a run, or a folder of runs")
+    check.add_argument("--json", action="store_true", help="all findings with their evidence, as JSON")
+    check.set_defaults(run=_check)
+
     compact = commands.add_parser("compact", help="turn what was appended into sorted Parquet files")
     compact.add_argument("path", type=Path, help="a run, or a folder of runs")
     compact.set_defaults(run=_compact)
@@ -104,6 +123,12 @@ def _show(options: argparse.Namespace) -> int:
     from layerscope.cli.show import show
 
     return show(options)
+
+
+def _check(options: argparse.Namespace) -> int:
+    from layerscope.cli.check import check_runs
+
+    return check_runs(options)
 
 
 def _compact(options: argparse.Namespace) -> int:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import gc
-import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 
 from torch import nn
 
 _COMPILER = "torch._dynamo"
+_INSIDE = "_orig_mod"  # what a wrapper calls the module it was put around
 
 
 class Hook:
@@ -31,10 +31,11 @@ def compiled_parts(model: nn.Module) -> set[nn.Module]:
 
     A module does not know whether somebody holds it in a wrapper of `torch.compile`: those are looked for.
     """
-    compiled = {module for module in model.modules() if module._compiled_call_impl is not None}
-    if _COMPILER in sys.modules:
-        modules = (found for found in gc.get_objects() if issubclass(type(found), nn.Module))
-        compiled |= {module._orig_mod for module in modules if is_wrapper(module)}
+    parts = set(model.modules())
+    compiled = {module for module in parts if module._compiled_call_impl is not None}
+    for holder in gc.get_referrers(*parts):  # far quicker than looking at every object
+        if type(holder) is dict and holder.get(_INSIDE) in parts:
+            compiled.add(holder[_INSIDE])
     mine = [module for module in model.modules() if module in compiled]
     inside = {part for module in mine for part in module.modules() if part is not module}
     return set(mine) - inside

@@ -1,0 +1,120 @@
+"""All rules applied to one run: causes first, consequences with them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from layerscope.diagnose.finding import Diagnosis, Finding, NotChecked, Severity
+from layerscope.diagnose.gradients import SHORTEST, exploding_over_depth, exploding_over_time, vanishing_gradients
+from layerscope.diagnose.loop import loss_growing, skipped_updates
+from layerscope.diagnose.not_finite import loss_not_finite, not_finite
+from layerscope.diagnose.outputs import dead_units
+from layerscope.diagnose.recording import FEWEST_STEPS, Recording
+from layerscope.diagnose.weights import stuck_weights, update_ratio, zero_gradients
+from layerscope.records import Kind
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """A rule, and what it cannot do without."""
+
+    name: str
+    find: Callable[[Recording], Iterator[Finding]]
+    any_of: tuple[Kind, ...] = ()  # kinds of which one must have been recorded
+    needs_loss: bool = False
+    fewest_steps: int = FEWEST_STEPS
+
+    def lacks(self, recording: Recording) -> str | None:
+        """Why it cannot be applied, None if it can."""
+        if self.needs_loss and not recording.losses:
+            return 'no KPI has "loss" in its name: run.step(loss=loss) keeps it'
+        if self.any_of and recording.kinds.isdisjoint(self.any_of):
+            kinds = "a summary" if len(self.any_of) == len(Kind) else f"kind {' or '.join(self.any_of)}"
+            return f"needs {kinds}, which was not recorded"
+        steps = len(recording.steps)
+        if self.any_of and steps < self.fewest_steps:
+            before = "" if recording.until is None else f" before step {recording.until}, where something is not finite"
+            return f"needs {self.fewest_steps} recorded steps, there are {steps}{before}"
+        return None
+
+
+#: Rules about what is not finite come first: the others look only at what was before it.
+FINITE = (
+    Rule("not_finite", not_finite, tuple(Kind), fewest_steps=1),
+    Rule("loss_not_finite", loss_not_finite, needs_loss=True),
+)
+OTHERS = (
+    Rule("update_ratio", update_ratio, (Kind.UPDATE,)),
+    Rule("exploding_gradients", exploding_over_time, (Kind.WEIGHT_GRAD,), fewest_steps=SHORTEST),
+    Rule("exploding_over_depth", exploding_over_depth, (Kind.OUTPUT_GRAD, Kind.WEIGHT_GRAD)),
+    Rule("loss_growing", loss_growing, needs_loss=True),
+    Rule("skipped_updates", skipped_updates, tuple(Kind), fewest_steps=1),
+    Rule("dead_units", dead_units, (Kind.OUTPUT,)),
+    Rule("vanishing_gradients", vanishing_gradients, (Kind.OUTPUT_GRAD, Kind.WEIGHT_GRAD)),
+    Rule("zero_gradients", zero_gradients, (Kind.WEIGHT_GRAD,)),
+    Rule("stuck_weights", stuck_weights, (Kind.WEIGHT,)),
+)
+
+#: Signs of one divergence: whichever came first is the cause; of several in one step, the first in this list.
+DIVERGING = (
+    "update_too_large",
+    "gradient_spike",
+    "exploding_gradients",
+    "loss_growing",
+    "not_finite",
+    "loss_not_finite",
+    "skipped_updates",
+)
+#: Signs of nothing being learned somewhere: each can bring about those after it.
+IDLE = ("dead_units", "vanishing_gradients", "zero_gradients", "update_too_small")
+LEADS_TO = {
+    **{rule: {*DIVERGING, "dead_units", "zero_gradients"} for rule in DIVERGING},
+    **{rule: set(IDLE[at + 1 :]) for at, rule in enumerate(IDLE)},
+}
+LEADS_TO["skipped_updates"] |= {"stuck_weights"}
+AFTER_SPIKE = 20  # steps: what comes later than that has another cause
+ORDER = {rule: at for at, rule in enumerate((*DIVERGING, *IDLE, "stuck_weights"))}
+GRAVITY = {severity: at for at, severity in enumerate(Severity)}
+
+
+def check(folder: Path) -> Diagnosis:
+    """What the rules find in a run, finished or still being written."""
+    recording = Recording(folder)
+    findings, lacking = _applied(FINITE, recording)
+    recording.until = min((found.step for found in findings if found.severity is Severity.ERROR), default=None)
+    more, more_lacking = _applied(OTHERS, recording)
+    lacking += more_lacking
+    checked = len(FINITE) + len(OTHERS) - len(lacking)
+    return Diagnosis(by_cause(findings + more), tuple(lacking), checked, recording.reader.last_step)
+
+
+def _applied(rules: Iterable[Rule], recording: Recording) -> tuple[list[Finding], list[NotChecked]]:
+    findings: list[Finding] = []
+    lacking: list[NotChecked] = []
+    for rule in rules:
+        reason = rule.lacks(recording)
+        if reason is None:
+            findings += rule.find(recording)
+        else:
+            lacking.append(NotChecked(rule.name, reason))
+    return findings, lacking
+
+
+def by_cause(findings: Iterable[Finding]) -> tuple[Finding, ...]:
+    """Causes by step, the graver first of those that began together; each with what it may have brought about."""
+    causes: list[Finding] = []
+    for found in sorted(findings, key=lambda each: (each.step, ORDER[each.rule])):
+        at = next((i for i, cause in enumerate(causes) if _may_cause(cause, found)), None)
+        if at is None:
+            causes.append(found)
+        else:
+            causes[at] = replace(causes[at], consequences=(*causes[at].consequences, found))
+    return tuple(sorted(causes, key=lambda each: (each.step, GRAVITY[each.severity])))
+
+
+def _may_cause(cause: Finding, found: Finding) -> bool:
+    if cause.rule == "gradient_spike" and found.step > cause.step + AFTER_SPIKE:
+        return False
+    return found.rule in LEADS_TO.get(cause.rule, ())

@@ -1,0 +1,80 @@
+"""What a diagnosis is made of."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+
+class Severity(str, Enum):
+    """How sure a rule is that the training is broken."""
+
+    ERROR = "error"  # it is: the training does not do what it was started for
+    WARNING = "warning"  # it looks so, but a sound training can look so too
+    NOTE = "note"  # worth knowing, often intended
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """One number that a finding rests on."""
+
+    site: str
+    kind: str
+    step: int
+    stat: str
+    value: float
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Something a rule found: what, where, since when, why it thinks so, what to do, and what came of it."""
+
+    rule: str
+    severity: Severity
+    site: str  # the one to look at first; "" where the finding is about the training as a whole
+    kind: str
+    step: int  # the first recorded step at which it was so
+    title: str
+    why: str
+    advice: str
+    evidence: tuple[Evidence, ...] = ()
+    consequences: tuple[Finding, ...] = ()
+
+    def with_consequences(self) -> tuple[Finding, ...]:
+        """The finding, then what came of it."""
+        return (self, *self.consequences)
+
+
+@dataclass(frozen=True, slots=True)
+class NotChecked:
+    """A rule that could not be applied, and what it lacked."""
+
+    rule: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """What all rules found in a run: causes by step, each with its consequences; and what could not be checked."""
+
+    findings: tuple[Finding, ...]
+    not_checked: tuple[NotChecked, ...]
+    checked: int  # how many rules were applied
+    last_step: int | None  # of what was recorded by then
+
+    def all_findings(self) -> list[Finding]:
+        """Causes and consequences, each cause before its own."""
+        return [found for cause in self.findings for found in cause.with_consequences()]
+
+    @property
+    def verdict(self) -> str:
+        """How the run is, in one line."""
+        if not self.checked:
+            return "not checked: too little is recorded yet"
+        counts = [(severity.value, self.count(severity)) for severity in Severity]
+        told = ", ".join(f"{number} {name}{'s' if number > 1 else ''}" for name, number in counts if number)
+        return f"{told or 'healthy'} ({self.checked} rules, up to step {self.last_step})"
+
+    def count(self, severity: Severity) -> int:
+        """How many findings, consequences included, have the severity."""
+        return sum(found.severity is severity for found in self.all_findings())

@@ -1,0 +1,158 @@
+"""What the rules look at: histories of one kind as matrices, losses, skipped steps; read as far as they are needed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from layerscope.diagnose.finding import Evidence
+from layerscope.records import Floats, Ints, Kind, Mode
+from layerscope.store.columns import values
+from layerscope.store.reader import Reader
+
+FEWEST_STEPS = 8  # recorded ones: with fewer, a median over time says little
+MOST_STEPS = 400  # of a longer run so many, spread evenly: medians stay the same, and it takes a fraction of the time
+
+Flags = npt.NDArray[np.bool_]
+
+#: The moments that rules need of a kind. Spikes of gradients are sought in all steps, the rest is read thinned out.
+COLUMNS = {
+    Kind.OUTPUT: ("count", "zeros", "min", "max"),
+    Kind.OUTPUT_GRAD: ("sum2",),
+    Kind.WEIGHT: ("sum", "sum2"),
+    Kind.WEIGHT_GRAD: ("sum2",),
+}
+UNTHINNED = (Kind.WEIGHT_GRAD,)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """What one row of a matrix is the history of."""
+
+    site: str
+    port: str
+    kind: Kind
+    reading: str
+    dtype: str
+    shape: tuple[int, ...]
+    number: int  # of its first series: they are numbered in the order in which they were first seen
+
+
+@dataclass(frozen=True, slots=True)
+class Histories:
+    """Histories of one kind: row i of a moment belongs to places[i], column j to steps[j]; NaN where nothing is."""
+
+    places: tuple[Place, ...]
+    steps: Ints
+    moments: dict[str, Floats]
+
+    def where(self, kept: Iterable[bool]) -> Histories:
+        """Only the rows to be kept."""
+        at = np.flatnonzero(list(kept))
+        rows = {name: matrix[at] for name, matrix in self.moments.items()}
+        return Histories(tuple(self.places[i] for i in at), self.steps, rows)
+
+    def evidence(self, row: int, column: int, stat: str, value: float) -> Evidence:
+        """One number as evidence."""
+        place = self.places[row]
+        return Evidence(place.site, place.kind.value, int(self.steps[column]), stat, float(value))
+
+
+class Recording:
+    """One run as rules see it. `until` is set once it is known: from that step on nothing but the cause counts."""
+
+    def __init__(self, folder: Path) -> None:
+        self.reader = Reader(folder)
+        self.series: list[dict[str, Any]] = self.reader.series().to_pylist()  # Any: numbers, texts and a shape
+        self.kinds = {Kind(row["kind"]) for row in self.series}
+        self.until: int | None = None
+        self._known: dict[Kind, Histories] = {}
+
+    @cached_property
+    def finiteness(self) -> pa.Table:
+        """Of every row how many elements it has, and how many of them are finite."""
+        return self.reader.moments(None, None, ["count", "finite"])
+
+    @cached_property
+    def recorded(self) -> Ints:
+        """The steps of which summaries were recorded."""
+        return np.unique(values(self.finiteness["step"]))
+
+    @cached_property
+    def skipped(self) -> dict[int, str]:
+        """The recorded steps whose update was not made, and what was said about each."""
+        rows = self.reader.events().select(["step", "level", "text"]).to_pylist()
+        return {row["step"]: row["text"] for row in rows if row["level"] == "skipped"}
+
+    @cached_property
+    def losses(self) -> dict[str, tuple[Ints, Floats]]:
+        """Steps and values of every KPI with "loss" in its name."""
+        table = self.reader.kpis()
+        steps, numbers = values(table["step"]), values(table["value"])
+        names = np.array(table["name"].to_pylist(), object)
+        losses = [name for name in dict.fromkeys(names) if "loss" in name.lower()]
+        return {name: (steps[names == name], numbers[names == name]) for name in losses}
+
+    @property
+    def steps(self) -> Ints:
+        """The recorded steps that rules look at: those before anything was not finite."""
+        return self.recorded if self.until is None else self.recorded[self.recorded < self.until]
+
+    def histories(self, kind: Kind) -> Histories:
+        """The histories of a kind in training mode, up to where something was not finite."""
+        if kind not in self._known:
+            steps = self.steps if kind in UNTHINNED else _thinned(self.steps)
+            chosen = [row for row in self.series if row["kind"] == kind.value and row["mode"] == Mode.TRAIN.value]
+            numbers = np.array([row["series"] for row in chosen], np.int32)
+            wanted = None if len(steps) == len(self.recorded) else steps
+            table = self.reader.moments(numbers, wanted, COLUMNS[kind])
+            self._known[kind] = _matrices(table, chosen, steps, COLUMNS[kind])
+        return self._known[kind]
+
+    def own(self, kind: Kind, name: str) -> Histories:
+        """One own statistic of a kind, thinned out."""
+        steps = _thinned(self.steps)
+        chosen = [row for row in self.series if row["kind"] == kind.value]
+        table = self.reader.extras(np.array([row["series"] for row in chosen], np.int32), steps, [name])
+        return _matrices(table.append_column(name, table.column("value")), chosen, steps, (name,))
+
+
+def medians(matrix: Floats) -> Floats:
+    """The median of each row without its NaN; NaN of a row that has nothing else."""
+    result = np.full(len(matrix), np.nan)
+    some = ~np.isnan(matrix).all(axis=1)
+    result[some] = np.nanmedian(matrix[some], axis=1)
+    return result
+
+
+def _thinned(steps: Ints) -> Ints:
+    if len(steps) <= MOST_STEPS:
+        return steps
+    return steps[np.linspace(0, len(steps) - 1, MOST_STEPS).astype(np.int64)]
+
+
+def _matrices(table: pa.Table, series: list[dict[str, Any]], steps: Ints, columns: tuple[str, ...]) -> Histories:
+    """One row for each tensor; series of it that differ in the data type only are one history."""
+    places: dict[tuple[object, ...], tuple[int, Place]] = {}
+    most = 1 + max((row["series"] for row in series), default=0)
+    row_of = np.full((1 + max((row["rank"] for row in series), default=0)) * most, -1, np.int64)
+    for row in series:
+        key = tuple(row[name] for name in ("rank", "site", "port", "reading"))
+        number, shape = row["series"], tuple(row["shape"])
+        place = Place(row["site"], row["port"], Kind(row["kind"]), row["reading"], row["dtype"], shape, number)
+        row_of[row["rank"] * most + number] = places.setdefault(key, (len(places), place))[0]
+    at = row_of[values(table["rank"]).astype(np.int64) * most + values(table["series"])]
+    time = np.searchsorted(steps, values(table["step"]))
+    inside = time < len(steps)  # what was recorded after the steps were listed
+    matrices = {}
+    for name in columns:
+        matrices[name] = np.full((len(places), len(steps)), np.nan)
+        matrices[name][at[inside], time[inside]] = values(table[name])[inside]
+    return Histories(tuple(place for _, place in places.values()), steps, matrices)

@@ -1,0 +1,224 @@
+"""Each rule on runs made by hand: what it must find, and what it must leave alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from layerscope.diagnose.check import check
+from layerscope.diagnose.finding import Severity
+from layerscope.records import Kind, Reading
+from tests.diagnose.runs import Key, Made, noise, rules
+
+NAN, INF = float("nan"), float("inf")
+OUT, GRAD, WEIGHT, WGRAD = Kind.OUTPUT, Kind.OUTPUT_GRAD, Kind.WEIGHT, Kind.WEIGHT_GRAD
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> Made:
+    return Made(tmp_path / "run", {"relu": "ReLU", "linear": "Linear"})
+
+
+def test_of_an_empty_run_nothing_is_said(made: Made) -> None:
+    diagnosis = made.check()
+    assert diagnosis.findings == ()
+    assert diagnosis.verdict.startswith("not checked")
+
+
+def test_a_run_that_is_still_written_can_be_checked(made: Made) -> None:
+    made.steps(range(10), lambda step: {("a", OUT): [NAN] if step > 5 else noise()})
+    assert made.sink.flush()
+    assert rules(check(made.folder)) == ["not_finite"]
+    made.sink.close()
+
+
+def test_the_first_site_that_is_not_finite_is_the_earliest_executed(made: Made) -> None:
+    def tensors(step: int) -> dict[Key, npt.ArrayLike]:
+        broken = step >= 20
+        found: dict[Key, npt.ArrayLike] = {
+            (f"layers.{i}", OUT): [NAN, 1] if broken and i >= 3 else noise() for i in range(100)
+        }
+        return found | {(f"layers.{i}.weight", WGRAD): [NAN] if broken else noise() for i in range(100)}
+
+    diagnosis = made.steps(range(0, 40, 5), tensors, lambda step: NAN if step >= 20 else 1.0).check()
+    cause = diagnosis.findings[0]
+    assert (cause.rule, cause.site, cause.kind, cause.step) == ("not_finite", "layers.3", "output", 20)
+    assert len(diagnosis.findings) == 1
+    assert len(cause.evidence) == 197
+    assert "finite at step 15" in cause.why
+    assert [found.rule for found in cause.consequences] == ["loss_not_finite"]
+
+
+def test_of_weight_gradients_the_one_nearest_to_the_loss_is_named(made: Made) -> None:
+    sites = ["first.weight", "second.weight", "third.weight"]
+    made.steps(
+        range(10), lambda step: {(s, WGRAD): [NAN] if step > 5 and s != "third.weight" else noise() for s in sites}
+    )
+    assert made.check().findings[0].site == "second.weight"
+
+
+def test_minus_infinity_in_a_mask_is_sound(made: Made) -> None:
+    made.steps(range(20), lambda step: {("scores", OUT): [-INF, 1.0], ("mask", Kind.INPUT): [0.0, -INF]})
+    assert rules(made.check()) == []
+
+
+def test_minus_infinity_that_comes_with_an_infinite_loss_is_named_and_the_mask_beside_it_is_not(made: Made) -> None:
+    made.steps(
+        range(20),
+        lambda step: {("mask", OUT): [-INF, 0.0], ("log", OUT): [-INF] if step == 12 else [1.0]},
+        lambda step: INF if step == 12 else 1.0,
+    )
+    cause = made.check().findings[0]
+    assert (cause.site, cause.step) == ("log", 12)
+    assert [each.site for each in cause.evidence] == ["log"]
+
+
+def test_infinite_gradients_of_a_skipped_step_are_sound(made: Made) -> None:
+    made.steps(range(20), lambda step: {("a.weight", WGRAD, Reading.STEP): [INF] if step == 3 else noise()})
+    made.skip([3])
+    assert rules(made.check()) == []
+
+
+def test_nan_that_stays_in_the_inputs_is_a_warning_and_hides_nothing(made: Made) -> None:
+    made.steps(range(20), lambda step: {("(model)", Kind.INPUT): [NAN, 1.0], ("a.weight", WEIGHT): [1.0]})
+    diagnosis = made.check()
+    assert [found.severity for found in diagnosis.findings] == [Severity.WARNING]
+    assert "stuck_weights" not in [missing.rule for missing in diagnosis.not_checked]
+
+
+def test_gradients_that_shrink_from_layer_to_layer_vanish_and_odd_layers_do_not(tmp_path: Path) -> None:
+    def fall(folder: str, exponents: list[float]) -> list[str]:
+        run = Made(tmp_path / folder)
+        run.steps(range(10), lambda step: {(f"{i}", GRAD): noise(scale=10**e) for i, e in enumerate(exponents)})
+        return rules(run.check())
+
+    assert fall("vanishing", [-8, -7, -6, -5, -4, -3, -2, -1]) == ["vanishing_gradients"]
+    assert fall("exploding", [8, 7, 6, 5, 4, 3, 2, 1]) == ["exploding_gradients"]
+    assert fall("alternating", [-9, -2, -9, -2, -9, -2, -1]) == []  # biases before BatchNorm
+    assert fall("sound", [-3, -2, -3, -2, -3, -2, -1]) == []
+
+
+def gradient_rules(made: Made, norms: list[float], broken_after: bool = False) -> list[str]:
+    sizes = [*norms, NAN] if broken_after else norms
+    made.steps(range(len(sizes)), lambda step: {("a.weight", WGRAD): np.full(4, sizes[step])})
+    return rules(made.check())
+
+
+def test_one_step_of_large_gradients_is_a_spike(made: Made) -> None:
+    assert gradient_rules(made, [1.0] * 20 + [500.0] + [1.0] * 20) == ["gradient_spike"]
+
+
+def test_gradients_that_grow_for_good_explode(made: Made) -> None:
+    assert gradient_rules(made, [1.0] * 20 + [1.5**i for i in range(40)]) == ["exploding_gradients"]
+
+
+def test_a_growth_of_a_few_steps_that_ends_in_nan_explodes_and_is_its_cause(made: Made) -> None:
+    assert gradient_rules(made, [1.0, 1e3, 1e6, 1e9], broken_after=True) == ["exploding_gradients", "not_finite"]
+
+
+def test_gradients_that_fall_and_then_tremble_are_sound(made: Made) -> None:
+    assert gradient_rules(made, [10.0 ** -(i / 10) for i in range(60)] + [1e-4, 1e-3] * 5) == []
+
+
+def test_a_rectified_layer_of_zeros_is_dead_since_it_was(made: Made) -> None:
+    made.steps(range(40), lambda step: {("relu", OUT): noise() if step < 10 else np.zeros(16)})
+    cause = made.check().findings[0]
+    assert (cause.rule, cause.site, cause.step, cause.severity) == ("dead_units", "relu", 10, Severity.ERROR)
+
+
+def test_sparse_outputs_of_other_layers_and_outputs_of_one_element_are_not_dead(made: Made) -> None:
+    one_hot = np.zeros(1000)
+    one_hot[3] = 1.0
+    made.steps(range(40), lambda step: {("one_hot", OUT): one_hot, ("loss", OUT): [2.0], ("gate", OUT): np.zeros(0)})
+    assert rules(made.check()) == []
+
+
+def test_an_output_that_is_constant_at_the_first_step_only_is_sound(made: Made) -> None:
+    made.steps(range(40), lambda step: {("head", OUT): np.zeros(16) if step == 0 else noise()})
+    assert rules(made.check()) == []
+
+
+def test_weights_that_stay_while_others_move_are_told_by_their_gradients(tmp_path: Path) -> None:
+    def stuck(folder: str, gradient: dict[Key, npt.ArrayLike]) -> list[tuple[str, str]]:
+        run = Made(tmp_path / folder)
+        run.steps(
+            range(10),
+            lambda step: {
+                ("still.weight", WEIGHT): np.ones((4, 4)),
+                ("moves.weight", WEIGHT): noise(4, 4),
+                ("moves.weight", WGRAD): noise(4, 4),
+                **gradient,
+            },
+        )
+        return [(found.rule, found.severity.value) for found in run.check().findings]
+
+    assert stuck("frozen", {}) == [("stuck_weights", "note")]
+    assert stuck("forgotten", {("still.weight", WGRAD, Reading.STEP): noise(4, 4)}) == [("stuck_weights", "warning")]
+    assert stuck("lost", {("still.weight", WGRAD): noise(4, 4)}) == [("update_too_small", "warning")]
+    assert stuck("zero", {("still.weight", WGRAD): np.zeros((4, 4))}) == [("zero_gradients", "warning")]
+
+
+def test_a_training_in_which_no_weight_moves_is_an_error(made: Made) -> None:
+    made.steps(range(10), lambda step: {("a.weight", WEIGHT): [1.0], ("a.weight", WGRAD): noise()})
+    found = made.check().findings
+    assert [(each.rule, each.severity) for each in found] == [("stuck_weights", Severity.ERROR)]
+
+
+def test_a_model_that_is_only_evaluated_has_no_stuck_weights(made: Made) -> None:
+    made.steps(range(10), lambda step: {("a.weight", WEIGHT): [1.0, 2.0]})
+    assert rules(made.check()) == []
+
+
+@pytest.mark.parametrize(("ratio", "expected"), [(1e-3, []), (0.5, ["update_too_large"]), (1e-8, ["update_too_small"])])
+def test_the_ratio_of_updates_has_a_range(ratio: float, expected: list[str], made: Made) -> None:
+    made.steps(range(20), lambda step: {("a.weight", Kind.UPDATE): noise(4, 4), ("a.bias", Kind.UPDATE): noise(4)})
+    for step in range(20):
+        made.ratio(step, "a.weight", INF if step == 0 else ratio)
+    assert rules(made.check()) == expected
+
+
+def test_without_updates_their_ratio_is_not_checked(made: Made) -> None:
+    made.steps(range(20), lambda step: {("a.weight", WEIGHT): noise()})
+    reasons = {missing.rule: missing.reason for missing in made.check().not_checked}
+    assert reasons["update_ratio"] == "needs kind update, which was not recorded"
+    assert "loss" in reasons["loss_growing"]
+
+
+@pytest.mark.parametrize(
+    ("loss", "expected"),
+    [
+        (lambda step: 1.0 / (step + 1), []),
+        (lambda step: 1.0 + step, ["loss_growing"]),
+        (lambda step: -1.0 - step, []),  # has no floor: a policy's, or a likelihood's
+        (lambda step: 100.0 if step == 30 else 1.0, []),
+    ],
+)
+def test_a_loss_that_ends_far_above_its_start_grows(loss, expected: list[str], made: Made) -> None:  # type: ignore[no-untyped-def]
+    assert rules(made.steps(range(60), lambda step: {}, loss).check()) == expected
+
+
+@pytest.mark.parametrize(("skipped", "expected"), [(range(10), []), (range(20), ["skipped_updates"])])
+def test_many_steps_in_a_row_without_update_are_told(skipped: range, expected: list[str], made: Made) -> None:
+    made.steps(range(60), lambda step: {("a", OUT): noise()})
+    made.skip(skipped)
+    assert rules(made.check()) == expected
+
+
+def test_dead_units_bring_about_zero_gradients_but_not_weights_that_no_optimizer_has(made: Made) -> None:
+    made.steps(
+        range(20),
+        lambda step: {
+            ("relu", OUT): np.zeros(16),
+            ("a.weight", WGRAD): np.zeros(16),
+            ("b.weight", WGRAD): noise(),
+            ("b.weight", WEIGHT): noise(),
+            ("c.weight", WGRAD, Reading.STEP): noise(),
+            ("c.weight", WEIGHT): np.ones(16),
+        },
+    )
+    diagnosis = made.check()
+    assert [found.rule for found in diagnosis.findings] == ["dead_units", "stuck_weights"]
+    assert [found.rule for found in diagnosis.findings[0].consequences] == ["zero_gradients"]
