@@ -194,3 +194,21 @@ def test_a_resumed_run_has_one_history(tmp_path: Path) -> None:
     run = ls.open(tmp_path / "run")
     assert run.kpis()["loss"] == [0, 1, 2, 3, 4, 5]
     assert run.stats("(model)", stat="rms")["step"] == [0, 1, 2, 3, 4, 5]
+
+
+@pytest.mark.feature("T1")
+def test_quantiles_are_those_of_the_tensor_to_within_a_bucket(watched: Watched) -> None:
+    shares = (0, 0.1, 0.5, 0.9, 1)
+    table = watched.run.quantiles("0", kind="output", shares=shares).pandas()
+    assert len(table) == STEPS
+    for _, row in table.iterrows():
+        values = watched.truth["0", "output", row["step"]]
+        for share in shares:
+            truth = np.quantile(values, share, method="nearest")
+            assert row[f"q{share:g}"] == pytest.approx(truth, rel=0.13, abs=0.02)
+    assert table["q0"].tolist() == pytest.approx([watched.truth["0", "output", s].min() for s in table["step"]])
+
+
+def test_a_share_that_is_none_is_refused(watched: Watched) -> None:
+    with pytest.raises(SelectError, match="50 is no share"):
+        watched.run.quantiles(shares=[50])

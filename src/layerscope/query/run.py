@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -40,7 +40,7 @@ class History:
 
 
 class Run:
-    """A recorded run: `stats()`, `histograms()`, `exponents()`, `kpis()`, `events()`, `cost()`, `sql()`.
+    """A recorded run: `stats()`, `quantiles()`, `histograms()`, `exponents()`, `kpis()`, `events()`, `cost()`, `sql()`.
 
     It may still be growing: every call reads what has been written by then.
     """
@@ -134,6 +134,34 @@ class Run:
         columns = {"edges": rows.lists(edges), "counts": rows.lists(counts)}
         columns |= {name: rows.column(name, moments[name]) for name in ("nan", "pos_inf", "neg_inf")}
         return Table(rows.assembled(read, identity, columns))
+
+    def quantiles(
+        self,
+        sites: Patterns = "*",
+        *,
+        kind: Patterns = None,
+        mode: Patterns = None,
+        steps: Steps = None,
+        shares: Sequence[float] = (0.05, 0.25, 0.5, 0.75, 0.95),
+    ) -> Table:
+        """Values below which the given shares of a tensor's elements lie, one row per series and step: `q0.05` ….
+
+        Read off the bit-counts: each is known to its bucket, which is at most 12 % wide, and interpolated inside it.
+        """
+        for share in shares:
+            if not 0 <= share <= 1:
+                raise SelectError(
+                    f"{share} is no share of the elements. Give numbers between 0 and 1: 0.5 for the median."
+                )
+        read, identity, _, bits = self._decoded(self._chosen(sites, kind, mode), steps)
+        moments = rows.moments_of(read)
+        bits = derive.clip(bits, moments["min"], moments["max"])
+        found = derive.quantiles(bits, moments["zeros"], np.array(shares))
+        return Table(
+            rows.assembled(
+                read, identity, {f"q{share:g}": pa.array(q) for share, q in zip(shares, found.T, strict=True)}
+            )
+        )
 
     def exponents(
         self, sites: Patterns = "*", *, kind: Patterns = None, mode: Patterns = None, steps: Steps = None
