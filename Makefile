@@ -59,6 +59,7 @@ $(VENV)/.runtime: constraints.txt pyproject.toml build_hook.py $(wildcard src/la
 
 $(VENV)/.dev: $(VENV)/.runtime
 	$(PIP) --group dev
+	$(PIP) --no-deps --upgrade --target $(VENV)/vision --group vision
 	touch $@
 
 web/node_modules/.installed: web/package.json

@@ -15,7 +15,8 @@ def compare(first: Trace, second: Trace) -> Table:
     """One row for each operation that both traces kept a value of: the largest and the relative difference.
 
     Operations are matched by label: the passes must have the same structure, as those of `Trace.rerun` have.
-    `relative` is the norm of the difference as a share of the norm of the first; NaN counts as equal to NaN.
+    `relative` is the norm of the difference as a share of the norm of the first; NaN counts as equal to NaN. All three
+    are null where there are no values, as on the meta device.
     """
     others = {label: index for index, label in enumerate(second.labels)}
     pairs = [(label, i, others[label]) for i, label in enumerate(first.labels) if label in others]
@@ -35,8 +36,10 @@ def compare(first: Trace, second: Trace) -> Table:
 
 def _difference(
     one: npt.NDArray[np.generic] | None, other: npt.NDArray[np.generic] | None
-) -> tuple[bool, float | None, float | None]:
-    if one is None or other is None or one.shape != other.shape:
+) -> tuple[bool | None, float | None, float | None]:
+    if one is None or other is None:  # meta and fake tensors have nothing to compare
+        return None, None, None
+    if one.shape != other.shape:
         return False, None, None
     wide = np.complex128 if np.iscomplexobj(one) or np.iscomplexobj(other) else np.float64
     a, b = one.astype(wide), other.astype(wide)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from layerscope.capture.torch.trace.describe import describe
+from layerscope.capture.torch.trace.edit import Change, LiveEditor, When
 from layerscope.capture.torch.trace.replay import Report, validate
 from layerscope.capture.torch.trace.rerun import Edits, rerun
 from layerscope.capture.torch.trace.tracer import Tracer
@@ -21,6 +22,7 @@ from layerscope.query.lookup import Selector
 from layerscope.traced import Edit, Trace
 
 Save = Selector | Iterable[Selector] | None
+EditWhile = Mapping[When, Change | Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +32,7 @@ class PassOptions:
     save: Save = "all"  # "all", None, or what to keep: any key of the trace, a substring, a glob, a function
     seed: int | None = None  # set for the pass, and the random state restored after it
     open_composites: bool = False  # show `einsum` and its like as the calls they make
+    edit: EditWhile | None = None  # what to put in place of the results of some operations
 
 
 def traced_call(
@@ -49,7 +52,8 @@ def _called(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str,
     if isinstance(target, nn.Module):
         return target(*args, **kwargs)
     tracer.add_inputs((args, kwargs))
-    result = target(*args, **kwargs)
+    compiled = hasattr(target, "_torchdynamo_orig_callable")
+    result = tracer.run_closed(target, args, kwargs) if compiled else target(*args, **kwargs)
     tracer.add_outputs(result)
     return result
 
@@ -60,6 +64,7 @@ def tracing(target: object, options: PassOptions) -> Iterator[Trace]:
     model = target if isinstance(target, nn.Module) else None
     name = "nothing" if target is None else str(getattr(target, "__name__", type(target).__name__))
     tracer = Tracer(model, keep=options.save is not None, open_composites=options.open_composites)
+    editor = tracer.ops.editor = LiveEditor(tracer.graph, options.edit) if options.edit else None
     live = _LivePass(tracer, name if model is None else type(model).__name__, options)
     trace = Trace(live.record, tracer.ops.memory.values, gradients=tracer.gradients, engine=live)
     with _seeded(options.seed):
@@ -72,6 +77,8 @@ def tracing(target: object, options: PassOptions) -> Iterator[Trace]:
             raise
         finally:
             live.finished = True
+    if editor is not None:
+        editor.check_all_met()
     _drop_unwanted(trace, options.save)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ import tests.trace.zoo_exotic
 import tests.trace.zoo_forms
 import tests.trace.zoo_layers
 import tests.trace.zoo_models
+import tests.trace.zoo_vision
 import tests.trace.zoo_writes  # noqa: F401
 from layerscope.capture.torch.trace.replay import validate
 from layerscope.operations import PassRecord, Role
@@ -28,6 +30,15 @@ pytestmark = [
     pytest.mark.feature("L1"),
     pytest.mark.feature("L9"),
 ]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    """Small models gain nothing from threads, and lose much where several processes test at once."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 @pytest.mark.parametrize(("training", "grad"), WAYS)

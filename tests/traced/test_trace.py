@@ -208,6 +208,14 @@ def test_the_graph_is_drawn_into_a_file(name: str, trace: ls.Trace, tmp_path: Pa
         trace.draw(tmp_path / "net.jpg")
 
 
+@pytest.mark.feature("L8")
+def test_the_way_of_the_backward_pass_is_drawn_over_the_graph(trace: ls.Trace) -> None:
+    assert isinstance(trace.output, dict)
+    assert "way of the gradient" not in trace.draw(gradient=trace.gradients)
+    trace.output["sum"].sum().backward()
+    assert "way of the gradient" in trace.draw(gradient=trace.gradients)
+
+
 def test_the_summary_adds_up() -> None:
     model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
     summary = ls.summary(model, torch.randn(5, 4))

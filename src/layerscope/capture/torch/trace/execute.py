@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.overrides import _pop_mode, _push_mode
+from torch.utils._python_dispatch import _disable_current_modes
 
 from layerscope.capture.torch.trace.arguments import put_together
 from layerscope.capture.torch.trace.functions import writes
@@ -45,7 +46,7 @@ def undisturbed() -> Iterator[None]:
     modes = [_pop_mode() for _ in range(torch._C._len_torch_function_stack())]
     state = torch.get_rng_state()
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), _disable_current_modes():
             warnings.simplefilter("ignore")  # they were given the first time
             yield
     finally:

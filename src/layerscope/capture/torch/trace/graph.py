@@ -124,7 +124,8 @@ class Graph:
             return self._add_alias(parent, tensor)
         if (number := self.externals.sharing(tensor)) is not None:
             return self._add_seen("alias", tensor, (), ("0", number))
-        return self._add_seen("constant", tensor, ())
+        compiled = type(tensor.grad_fn).__name__ == "CompiledFunctionBackward"  # a function compiled within the pass
+        return self._add_seen("compiled" if compiled else "constant", tensor, ())
 
     def before_write(self, tensors: list[Tensor]) -> None:
         """Copy what is kept of memory that is about to be written."""

@@ -4,13 +4,23 @@ from __future__ import annotations
 
 import sys
 import threading
+import warnings
 from types import CodeType, FrameType
 from typing import Any, Protocol
 
 import torch
 from torch import nn
 from torch.compiler import is_compiling
-from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.nn.modules import module as torch_module
+
+#: torch numbers hooks as they come, none negative. With a new number each time, compiled code is compiled again.
+_NUMBER = -1
+_GLOBAL_HOOKS: tuple[dict[int, Any], ...] = (
+    torch_module._global_forward_pre_hooks,
+    torch_module._global_forward_hooks,
+    torch_module._global_forward_hooks_always_called,
+)
+_ANNOYANCE = r"Using `torch.compile\(module\)` when there are global hooks"  # ours, which do not mind
 
 Frames = tuple[CodeType | int, ...]  # code, last instruction, code, last instruction …; innermost first
 
@@ -78,38 +88,42 @@ class _Switchboard:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._count = 0
-        self._handles: list[Any] = []
+        self._hooks = (self._before, self._after)  # one object each, and one number: compiled code asks for both
         self._local = threading.local()
 
     def connect(self, listener: Listener) -> None:
         """Let the listener hear of every module called on this thread."""
-        self._local.listeners = (*self._listeners(), listener)
+        self._local.listeners = (*self.listeners(), listener)
         with self._lock:
             self._count += 1
             if self._count == 1:
-                self._handles = [
-                    register_module_forward_pre_hook(self._before),
-                    register_module_forward_hook(self._after, always_call=True),
-                ]
+                torch_module._global_forward_pre_hooks[_NUMBER], torch_module._global_forward_hooks[_NUMBER] = (
+                    self._hooks
+                )
+                torch_module._global_forward_hooks_always_called[_NUMBER] = True
+                warnings.filterwarnings("ignore", _ANNOYANCE)
+                self._filter = warnings.filters[0]
 
     def disconnect(self, listener: Listener) -> None:
         """Undo `connect`; the last one takes the hooks away."""
-        self._local.listeners = tuple(other for other in self._listeners() if other is not listener)
+        self._local.listeners = tuple(other for other in self.listeners() if other is not listener)
         with self._lock:
             self._count -= 1
             if self._count == 0:
-                for handle in self._handles:
-                    handle.remove()
-                self._handles = []
+                for hooks in _GLOBAL_HOOKS:
+                    hooks.pop(_NUMBER, None)
+                if self._filter in warnings.filters:
+                    warnings.filters.remove(self._filter)  # type: ignore[attr-defined]  # it is a list
 
-    def _listeners(self) -> tuple[Listener, ...]:
+    def listeners(self) -> tuple[Listener, ...]:
+        """Who wants to hear of the modules of this thread."""
         found: tuple[Listener, ...] = getattr(self._local, "listeners", ())
         return found
 
     def _before(self, module: nn.Module, args: tuple[Any, ...]) -> None:
         if is_compiling():
             return
-        listeners = self._listeners()
+        listeners = self.listeners()
         if listeners and torch._C._current_graph_task_id() == -1:  # else checkpointing computes a forward again
             frame = sys._getframe(1)
             for listener in listeners:
@@ -118,7 +132,7 @@ class _Switchboard:
     def _after(self, module: nn.Module, args: object, result: object) -> None:
         if is_compiling():
             return
-        listeners = self._listeners()
+        listeners = self.listeners()
         if listeners and torch._C._current_graph_task_id() == -1:
             frame = sys._getframe(1)
             for listener in reversed(listeners):

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
+from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
 
 from layerscope.capture.torch.trace.arguments import Found, take_apart
@@ -41,7 +42,9 @@ class Failing(NamedTuple):
 
 
 class Editor(Protocol):
-    """Replaces functions or results while a pass runs again."""
+    """Replaces functions or results while a pass runs."""
+
+    edited: set[int]  # nodes whose result is not what their function gave
 
     def function(self, node: int, function: Function) -> Function:
         """The function to call for a node."""
@@ -60,6 +63,8 @@ class OpRecorder(TorchFunctionMode):
         self.graph = graph
         self.failing: Failing | None = None
         self.editor: Editor | None = None
+        self.forgiving = False  # whether an error of ours ends the recording instead of the pass
+        self.trouble: Exception | None = None
         self._opens = open_composites
         self._opening: list[Function] = []  # functions we are inside of
 
@@ -81,22 +86,26 @@ class OpRecorder(TorchFunctionMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:  # Any: whatever the function gives
         kwargs = kwargs or {}
-        if _is_compiling():  # torch.compile looks through us, as if we were not there
+        if _is_compiling() or self.trouble is not None:  # torch.compile looks through us, as if we were not there
             return function(*args, **kwargs)
         about = facts(function)
         if about.is_silent:
             return function(*args, **kwargs)
-        if self._opens and about.is_composite and (inside := opened(function)) is not None and self._may_open(function):
+        if self._opens and (inside := self._way_in(about, function)) is not None:
             return self._inside(function, inside, args, kwargs)
-        random_state = None
-        with unwatched():
-            taken = self.taken(args, kwargs)
-            written = writes(about, args, kwargs) if about.may_write or "out" in kwargs else _NOTHING
-            if written is not _NOTHING:
-                self.graph.before_write(written[0] + written[1])
-            if about.is_random and draws(about, args, kwargs):
-                random_state = (kwargs.get("generator") or torch.default_generator).get_state()
-            called = function if self.editor is None else self.editor.function(len(self.nodes), function)
+        try:
+            with unwatched():
+                taken = self.taken(args, kwargs)
+                written = writes(about, args, kwargs) if about.may_write or "out" in kwargs else _NOTHING
+                if written is not _NOTHING:
+                    self.graph.before_write(written[0] + written[1])
+                random_state = _random_state(about, args, kwargs) if about.is_random else None
+                called = function if self.editor is None else self.editor.function(len(self.nodes), function)
+        except Exception as error:  # noqa: BLE001  passed on, unless somebody's training must not hear of it
+            self._give_up(error)
+            called = None
+        if called is None:
+            return function(*args, **kwargs)
         began = time.perf_counter()
         try:
             result = called(*args, **kwargs)
@@ -104,14 +113,26 @@ class OpRecorder(TorchFunctionMode):
             self.failing = Failing(id(error), about.name, self.graph.module.path)
             raise
         circumstances = (time.perf_counter() - began, random_state)
-        with unwatched():
-            if self.editor is not None:
-                result = self.editor.result(len(self.nodes), (about, taken), result, written[0])
-            self._record((about, function, taken, sys._getframe(1)), circumstances, result, written)
+        try:
+            with unwatched():
+                if self.editor is not None:
+                    result = self.editor.result(len(self.nodes), (about, taken), result, written[0])
+                self._record((about, function, taken, sys._getframe(1)), circumstances, result, written)
+        except Exception as error:  # noqa: BLE001  as above
+            self._give_up(error)
         return result
 
-    def _may_open(self, function: Function) -> bool:
-        return function not in self._opening  # a method may end in the builtin of its own name
+    def _give_up(self, error: Exception) -> None:
+        """Record no more because of an error of ours; where errors are not forgiven, raise it."""
+        if not self.forgiving:
+            raise error
+        self.trouble = error
+
+    def _way_in(self, about: Facts, function: Function) -> Function | None:
+        """The function to call for its inside to be seen, if it has one."""
+        if not about.is_composite or function in self._opening:  # a method may end in the builtin of its own name
+            return None
+        return opened(function)
 
     def _inside(self, function: Function, inside: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         self._opening.append(function)
@@ -152,6 +173,8 @@ class OpRecorder(TorchFunctionMode):
         about, function, taken, frame = call
         loud, quiet = written
         results = [result] if type(result) is Tensor and not loud else results_of(result, loud)
+        if loud:  # a lazy module's parameter gets its memory: it has no shape to tell of yet
+            results = [tensor for tensor in results if not is_lazy(tensor)]
         if results:
             graph = self.graph
             module = graph.module
@@ -160,6 +183,14 @@ class OpRecorder(TorchFunctionMode):
             lead = graph.add(row, circumstances, results)
             if written is not _NOTHING:
                 graph.after_write(lead, loud, quiet)
+
+
+def _random_state(about: Facts, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
+    """The state a call draws its random numbers from, if it draws any."""
+    if not draws(about, args, kwargs):
+        return None
+    state: Tensor = (kwargs.get("generator") or torch.default_generator).get_state()
+    return state
 
 
 def tensors_of(result: object) -> list[Tensor]:

@@ -26,19 +26,29 @@ def can_perturb(tensor: Tensor, function: str) -> bool:
 
 def perturbed(tensor: Tensor) -> Iterator[Tensor]:
     """Tensors like the given one with other values, each more different than the last."""
-    with torch.no_grad(), torch._C.DisableTorchFunction():
-        if tensor.layout is torch.sparse_coo:
-            indices, values = tensor._indices(), tensor._values()
-            yield torch.sparse_coo_tensor(indices, values * 2 + 1, tensor.shape, is_coalesced=tensor.is_coalesced())
+    others = _others(tensor)
+    while True:
+        # Not around the `yield`: who stops early would go on without gradients until the generator is collected.
+        with torch.no_grad(), torch._C.DisableTorchFunction():
+            other = next(others, None)
+        if other is None:
             return
-        for values in _values(tensor.detach()):
-            other = copy_of(tensor)
-            target = other.detach()
-            for dimension, stride in enumerate(target.stride()):
-                if stride == 0:  # expanded: all are one
-                    target, values = target.narrow(dimension, 0, 1), values.narrow(dimension, 0, 1)
-            target.copy_(values)
-            yield other
+        yield other
+
+
+def _others(tensor: Tensor) -> Iterator[Tensor]:
+    if tensor.layout is torch.sparse_coo:
+        indices, values = tensor._indices(), tensor._values()
+        yield torch.sparse_coo_tensor(indices, values * 2 + 1, tensor.shape, is_coalesced=tensor.is_coalesced())
+        return
+    for values in _values(tensor.detach()):
+        other = copy_of(tensor)
+        target = other.detach()
+        for dimension, stride in enumerate(target.stride()):
+            if stride == 0:  # expanded: all are one
+                target, values = target.narrow(dimension, 0, 1), values.narrow(dimension, 0, 1)
+        target.copy_(values)
+        yield other
 
 
 def _values(tensor: Tensor) -> Iterator[Tensor]:

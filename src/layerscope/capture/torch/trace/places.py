@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
 
 ALIGNED = 64  # copies start at such a multiple, so that vector kernels split them as they split the original
 
@@ -125,6 +126,13 @@ def copy_of(tensor: Tensor) -> Tensor:
 
 def copies_of(tensors: list[Tensor]) -> list[Tensor]:
     """Copies of tensors that share one memory, which they share again."""
+    if torch._C._len_torch_dispatch_stack():  # a mode of the user's must not see our copying, nor take part in it
+        with _disable_current_modes():
+            return _copies_of(tensors)
+    return _copies_of(tensors)
+
+
+def _copies_of(tensors: list[Tensor]) -> list[Tensor]:
     with torch.no_grad(), torch._C.DisableTorchFunction():
         places = [place_of(tensor) for tensor in tensors]
         known = [place.extent for place in places if place is not None and 0 not in place.shape]

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
 
 from layerscope.capture.torch.trace.arguments import holes
-from layerscope.capture.torch.trace.compare import difference, same
+from layerscope.capture.torch.trace.compare import difference, has_values, same
 from layerscope.capture.torch.trace.execute import Lost, execute, pairs_of, undisturbed
 from layerscope.capture.torch.trace.nodes import Node
 from layerscope.capture.torch.trace.perturb import can_perturb, perturbed
@@ -38,28 +38,41 @@ class Remark:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What `validate` found; true when nothing was wrong."""
+    """What `validate` found; true when nothing was wrong, and something was there to be checked."""
 
-    checked: int  # operations executed again
+    checked: int  # operations executed again, and found to give the same values
     perturbed: int  # parents shown to matter
     faults: tuple[Remark, ...]
     unchecked: tuple[Remark, ...]  # operations that could not be executed again, and why
     ignored: tuple[Remark, ...]  # parents that made no difference, such as those of `zeros_like`
     tolerated: tuple[Remark, ...]  # results that agree but for rounding, where the kernel's order of adding is open
+    without_values: int  # operations on meta or fake tensors: only their structure and shapes could be checked
     resumed: bool  # the outputs came out again when the whole graph was executed from the inputs
 
     def __bool__(self) -> bool:
-        return not self.faults
+        return not (self.faults or self.without_values) and (self.checked > 0 or not self.unchecked)
 
     def __str__(self) -> str:
-        verdict = "right" if self else f"WRONG in {len(self.faults)} places"
+        unproven = "NOT PROVEN, for want of values, though nothing is wrong"
+        verdict = "right" if self else f"WRONG in {len(self.faults)} places" if self.faults else unproven
         lines = [
             f"{verdict}: {self.checked} operations executed again, {self.perturbed} parents shown to matter, "
             f"{len(self.ignored)} that made no difference, {len(self.unchecked)} operations not checked",
             *(f"  {fault}" for fault in self.faults),
-            *(f"  not checked: {remark}" for remark in self.unchecked),
+            *(f"  not checked: {text}" for text in _together(self.unchecked)),
         ]
         return "\n".join(lines)
+
+
+def _together(remarks: Sequence[Remark]) -> Iterator[str]:
+    """The remarks as text; those that say the same are one line."""
+    by_text: dict[str, list[Remark]] = {}
+    for remark in remarks:
+        by_text.setdefault(remark.text, []).append(remark)
+    for text, same_text in by_text.items():
+        first = same_text[0]
+        more = f" and {len(same_text) - 1} more" if len(same_text) > 1 else ""
+        yield f"operation {first.operation} ({first.function}){more}: {text}"
 
 
 def validate(tracer: Tracer, record: PassRecord) -> Report:
@@ -79,6 +92,7 @@ def validate(tracer: Tracer, record: PassRecord) -> Report:
         unchecked=tuple(checker.unchecked),
         ignored=tuple(checker.ignored),
         tolerated=tuple(checker.tolerated),
+        without_values=checker.without_values,
         resumed=resumed,
     )
 
@@ -89,9 +103,11 @@ class _Checker:
         self._values = tracer.graph.memory.values
         self._nodes = list(tracer.graph.nodes)
         self._record = record
+        self._edited = tracer.ops.editor.edited if tracer.ops.editor is not None else frozenset()
         self._stale = tracer.graph.memory.stale() | record.stale
         self.right: set[int] = set()  # first nodes of calls that gave the same again
         self.perturbed = 0
+        self.without_values = 0
         self.faults: list[Remark] = []
         self.unchecked: list[Remark] = []
         self.ignored: list[Remark] = []
@@ -129,13 +145,17 @@ class _Checker:
         if (wrong := self._differing(lead, results)) is not None:
             self._judge(wrong, node, results[wrong - lead])
             return
-        self.right.add(lead)
-        self._check_parents(lead, node, results)
+        if any(has_values(self._values[index]) for index in self._results(lead) if index in self._values):
+            self.right.add(lead)
+            self._check_parents(lead, node, results)
+        else:
+            self.without_values += 1
+            self._unchecked(lead, "its shape is right, and values are not there: it ran on meta or fake tensors")
 
     def check_stale(self) -> None:
         """A value that torch counts as changed is right only if executing its call again gave it."""
         for index in sorted(self._stale):
-            if self._nodes[index].lead not in self.right:
+            if self._nodes[index].lead not in self.right and has_values(self._values[index]):
                 self._fault(index, "its value was overwritten after it was kept")
 
     def check_outputs(self) -> None:
@@ -161,7 +181,9 @@ class _Checker:
         resumed = True
         for index in outputs:
             parent = int(self._nodes[index].parents[1])
-            if parent in values and index in self._values and not same(values[parent], self._values[index]):
+            if index in self._values and not has_values(self._values[index]):
+                resumed = False
+            elif parent in values and index in self._values and not same(values[parent], self._values[index]):
                 self._fault(index, "it does not come out again when the pass is computed from its inputs")
                 resumed = False
         return resumed
@@ -172,6 +194,8 @@ class _Checker:
             return "uninitialised memory holds anything"
         if node.facts.name == "grad":
             return "a gradient depends on the backward pass, not on values"
+        if not self._edited.isdisjoint(self._results(lead)):
+            return "its result was replaced by an edit"
         lost = [parent for parent in pairs_of(node.parents).values() if parent not in self._values]
         if lost:
             return f"the value of its parent, operation {lost[0]}, was not kept"

@@ -63,7 +63,7 @@ class _Editor:
         self._before = before
         self._edits = edits
         self._last = max(edits.operations, default=-1)
-        self._met: set[int] = set()
+        self.edited: set[int] = set()  # nodes whose result is not what their function gave
         unknown = [number for number in edits.operations if not 0 <= number < len(before)]
         if unknown:
             raise SelectError(f"There is no operation {unknown[0]}: the pass has {len(before)}, counted from 0.")
@@ -79,7 +79,7 @@ class _Editor:
         other = self._edits.functions.get(node)
         if other is None or facts(function).name != self._before[node].facts.name:
             return function
-        self._met.add(node)
+        self.edited.add(node)
         return other
 
     def result(self, node: int, call: tuple[Facts, Row], result: Any, written: list[Tensor]) -> Any:
@@ -91,13 +91,13 @@ class _Editor:
         for position, tensor in enumerate(results):
             edit = self._edits.outputs.get(node + position)
             if edit is not None:
-                self._met.add(node + position)
-                result = _replaced(result, tensor, _edited(edit, tensor, node + position), written)
+                self.edited.add(node + position)
+                result = replaced(result, tensor, edited(edit, tensor, node + position), written)
         return result
 
     def check_all_met(self) -> None:
         """Every edit was applied."""
-        if missed := sorted(self._edits.operations - self._met):
+        if missed := sorted(self._edits.operations - self.edited):
             name = self._before[missed[0]].facts.name
             raise StateError(
                 f"Operation {missed[0]} ({name}) was not reached again: the pass ended, or took another way, before it."
@@ -113,14 +113,15 @@ class _Editor:
             )
 
 
-def _edited(edit: Callable[[Tensor], Tensor], tensor: Tensor, node: int) -> Tensor:
+def edited(edit: Callable[[Tensor], Tensor], tensor: Tensor, node: int) -> Tensor:
+    """What an edit makes of a result."""
     other = edit(tensor)
     if not isinstance(other, Tensor):
         raise StateError(f"The edit of operation {node} gave {type(other).__name__}. It must give a tensor.")
     return other
 
 
-def _replaced(result: Any, old: Tensor, new: Tensor, written: list[Tensor]) -> Any:
+def replaced(result: Any, old: Tensor, new: Tensor, written: list[Tensor]) -> Any:
     """The result with one tensor exchanged; what was written in place is written over, since others look at it."""
     if any(tensor is old for tensor in written):
         old.copy_(new)

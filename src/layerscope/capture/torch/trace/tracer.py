@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from layerscope.capture.torch.tensors import gather
+from layerscope.capture.torch.trace.compiled import Absence, announcer, is_compiled
 from layerscope.capture.torch.trace.functions import Function
 from layerscope.capture.torch.trace.fused import may_take_fused_path
 from layerscope.capture.torch.trace.graph import Graph, Keep
@@ -43,6 +44,7 @@ class Tracer:
         self._numbers: Counter[str] = Counter()
         self._closed: Closed | None = None
         self._late: dict[nn.Module, RemovableHandle] = {}
+        self._announced: list[nn.Module] = []
         self._began = 0.0
         if model is not None:
             self._learn(model, "")
@@ -61,6 +63,7 @@ class Tracer:
         self.random_state = torch.get_rng_state()
         self._began = time.perf_counter()
         switchboard.connect(self)
+        self._announced = announcer.connect(self._paths)
         self.ops.__enter__()  # type: ignore[no-untyped-call]  # torch's own
         return self
 
@@ -69,6 +72,7 @@ class Tracer:
             self._closed.reopen()
             self._closed = None
         self.ops.__exit__(None, None, None)  # type: ignore[no-untyped-call]  # torch's own
+        announcer.disconnect(self._announced)
         switchboard.disconnect(self)
         self.elapsed_s = time.perf_counter() - self._began
         for call in self.calls:
@@ -90,6 +94,19 @@ class Tracer:
         with unwatched():
             for tensor in gather(values, []):
                 self.graph.add_output(tensor)
+
+    def run_closed(self, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
+        """What a compiled function gives, run as if nobody traced: one operation."""
+        with unwatched():
+            taken = self.ops.taken(args, kwargs)
+        absence = Absence(self.ops)
+        try:
+            result = function(*args, **kwargs)
+        finally:
+            absence.end()
+        with unwatched():
+            self.ops.add_closed(function, str(getattr(function, "__name__", "compiled")), taken, result)
+        return result
 
     def failing_call(self, error: BaseException) -> str | None:
         """The function that raised the error, and the module around it; None if no recorded call did."""
@@ -118,14 +135,14 @@ class Tracer:
         call.index = len(self.calls)
         self.calls.append(call)
         if (
-            module._forward_hooks and module not in self._late
+            module._forward_hooks and module not in self._late and module._compiled_call_impl is None
         ):  # they may replace the result, and run after the global ones
             self._late[module] = module.register_forward_hook(self._late_end, always_call=True)
         call.began = time.perf_counter()
-        if may_take_fused_path(module, args, kwargs):
+        if (compiled := is_compiled(module)) or may_take_fused_path(module, args, kwargs):
             with unwatched():
                 taken = self.ops.taken(args, dict(kwargs))
-            self._closed = Closed(module, taken)
+            self._closed = Closed(module, taken, self.ops if compiled else None)
 
     def after_module(self, module: nn.Module, result: object, frame: FrameType) -> None:
         """End the call of a module, unless its own hooks still have their turn."""
@@ -191,17 +208,22 @@ class Tracer:
 class Closed:
     """A module call whose inside is not looked at: it runs as if nobody traced."""
 
-    def __init__(self, module: nn.Module, arguments: tuple[Any, ...]) -> None:
+    def __init__(self, module: nn.Module, arguments: tuple[Any, ...], compiled_under: OpRecorder | None) -> None:
         self.module = module
         self.arguments = arguments
         hooked = bool(module._forward_pre_hooks)  # they may change the arguments out of our sight
-        self.function: Function | None = None if hooked else module.forward
+        self.function: Function | None = module._compiled_call_impl or (None if hooked else module.forward)
+        self._absence = None if compiled_under is None else Absence(compiled_under)
         self._guard = torch._C.DisableTorchFunction()
-        self._guard.__enter__()
+        if compiled_under is None:
+            self._guard.__enter__()
 
     def reopen(self) -> None:
         """Look again."""
-        self._guard.__exit__(None, None, None)
+        if self._absence is None:
+            self._guard.__exit__(None, None, None)
+        else:
+            self._absence.end()
 
 
 def _below_user(frame: FrameType | None) -> FrameType | None:
