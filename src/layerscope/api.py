@@ -61,7 +61,7 @@ def watch(  # noqa: PLR0913  the one verb that takes everything about a recordin
     if os.environ.get("LAYERSCOPE_DISABLED", "") not in ("", "0"):
         from layerscope.capture.recorder import DisabledRecorder
 
-        return DisabledRecorder()
+        return DisabledRecorder(int(resume) if resume is not True else 0)
     _need_torch("watch()")
     from layerscope.capture.budget import Budget
     from layerscope.capture.keeping import Keeping

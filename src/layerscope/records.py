@@ -14,6 +14,8 @@ Ints = npt.NDArray[np.int64]
 Ids = npt.NDArray[np.int32]
 Bytes = npt.NDArray[np.uint8]
 
+UPDATE_RATIO = "ratio"  # a further statistic of updates: ‖Δw‖/‖w‖
+
 
 class Kind(str, Enum):
     """What a tensor is at its site."""

@@ -19,16 +19,16 @@ class Budget:
         self._spent_s = 0.0
         self._last_s = 0.0
 
-    def account(self, step_s: float, recording_s: float) -> None:
-        """Take in what a step took, and of it its recording: nothing in a step that was not recorded."""
+    def account(self, step_s: float, recording_s: float, *, recorded: bool) -> None:
+        """Take in what a step took, and what of it was ours."""
         self._total_s += step_s
         self._spent_s += recording_s
-        if recording_s:
+        if recorded:
             self._last_s = recording_s
 
     def affords(self) -> bool:
         """Whether one more recorded step, at the price of the last, stays within the share; the first always does."""
-        if self._allowed is None or not self._spent_s:
+        if self._allowed is None or not self._last_s:
             return True
         return self._spent_s + self._last_s <= self._allowed * (self._total_s + self._last_s)
 

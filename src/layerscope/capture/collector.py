@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -37,7 +38,7 @@ class Collector:
         self._numbers: dict[Identity, int] = {}
         self._rows: dict[int, list[int]] = {}
         self._extras: dict[int, dict[str, float]] = {}
-        self._backward: set[int] = set()  # series of gradients that a scale is on
+        self._readings: dict[int, Reading | None] = {}  # of series that a scale may be on
         self._lock = threading.Lock()  # forward hooks may run in several threads
 
     def add(self, tensor: object, identity: Identity, shape: tuple[int, ...], row: int | None = None) -> int:
@@ -48,8 +49,7 @@ class Collector:
             number = self._numbers.get(identity)
             if number is None:
                 number = self._numbers[identity] = self._sink.series_id(Series(*identity, shape))
-                if Reading.BACKWARD in identity:
-                    self._backward.add(number)
+                self._readings[number] = _scaled_at(identity)
             self._rows.setdefault(number, []).append(row)
             return row
 
@@ -62,6 +62,10 @@ class Collector:
         """Hand a record of another kind to the sink."""
         self._sink.put(record)
 
+    def has_rows(self) -> bool:
+        """Whether anything was counted in the step in progress."""
+        return bool(self._rows)
+
     def discard(self) -> None:
         """Forget the step in progress."""
         with self._lock:
@@ -69,26 +73,31 @@ class Collector:
                 self._rows, self._extras = {}, {}
                 self._arena.drain()
 
-    def finish(self, step: int, scale: float | None = 1.0) -> Taken:
+    def finish(self, step: int, scales: Mapping[Reading, float | None] = MappingProxyType({})) -> Taken:
         """Hand the step's summaries to the sink and start over.
 
-        `scale` is what gradients read in the backward had been multiplied by: they are divided by it, and left out if
-        it is not known.
+        `scales` are the factors that were on gradients, by when these were read: they are divided by them, and left out
+        if the factor is not known.
         """
         with self._lock:
             rows, self._rows = self._rows, {}
             extras, self._extras = self._extras, {}
             summaries = self._arena.drain()
-        if scale is None:
-            rows = {number: members for number, members in rows.items() if number not in self._backward}
+        scale_of = {number: scales.get(reading, 1.0) if (reading := self._readings[number]) else 1.0 for number in rows}
+        rows = {number: members for number, members in rows.items() if scale_of[number] is not None}
         if not rows:
             return Taken(0, 0)
-        scales = np.array([scale if number in self._backward else 1.0 for number in rows], np.float64)
-        record = _gathered(step, rows, summaries, scales)
+        record = _gathered(step, rows, summaries, np.array([scale_of[number] for number in rows], np.float64))
         self._sink.put(record)
         if extras:
             self._sink.put(_extras(step, rows, extras))
         return Taken(len(summaries.m), record.moments.nbytes + record.bits.nbytes)
+
+
+def _scaled_at(identity: Identity) -> Reading | None:
+    """When the gradients of a series were read, if a scale may have been on them then."""
+    _, _, kind, _, reading, _ = identity
+    return reading if reading is Reading.BACKWARD or (kind, reading) == (Kind.WEIGHT_GRAD, Reading.STEP) else None
 
 
 def _gathered(step: int, rows: dict[int, list[int]], summaries: combine.Encoded, scales: Floats) -> Summaries:

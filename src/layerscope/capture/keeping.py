@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping
 
-from layerscope.errors import StateError
+from layerscope.errors import LayerscopeWarning, StateError
 
 _DECAY = 0.98  # of the running mean: some fifty steps
 _EMA = "_ema"
@@ -37,6 +38,7 @@ class Keeping:
                 f"keep_if={rule!r} cannot be called: give a function of the step, such as lambda s: s.loss > 9."
             )
         self._rule = rule
+        self._warned = False
         self._means: dict[str, float] = {}
 
     @property
@@ -53,4 +55,11 @@ class Keeping:
             if abs(value) < float("inf"):  # neither NaN nor Inf, which a mean would never forget
                 before = self._means.get(name, value)
                 self._means[name] = _DECAY * before + (1 - _DECAY) * value
-        return bool(self._rule(facts))
+        try:
+            return bool(self._rule(facts))
+        except Exception as error:  # noqa: BLE001  the user's rule must not end the user's training
+            if not self._warned:
+                self._warned = True
+                text = f"keep_if failed at step {step} ({type(error).__name__}: {error}). Such steps are not kept."
+                warnings.warn(text, LayerscopeWarning, stacklevel=4)
+            return False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, SupportsFloat
@@ -11,7 +12,7 @@ from layerscope.capture.budget import Budget
 from layerscope.capture.collector import Taken
 from layerscope.capture.keeping import Keeping
 from layerscope.capture.schedule import Schedule
-from layerscope.errors import StateError
+from layerscope.errors import LayerscopeWarning, StateError
 from layerscope.records import Cost, Event, Kpi, Sink
 
 if TYPE_CHECKING:
@@ -38,6 +39,10 @@ class Listener(Protocol):
 
     def finish(self, step: int) -> Taken:
         """Read what is read at the end of a step and hand over the step's summaries."""
+        ...
+
+    def has_heard(self) -> bool:
+        """Whether anything was read in the step in progress."""
         ...
 
     def spent_s(self) -> float:
@@ -93,13 +98,14 @@ class Recorder:
     def step(self, **kpis: SupportsFloat) -> None:
         """End the step in progress; keywords are KPIs of it, such as its loss."""
         self._must_be_open("step()")
+        entered_s, hooks_s = time.perf_counter(), self._listener.spent_s()
         numbers = {self._name(name): _number(name, value) for name, value in kpis.items()}
         kept = self._keeping.keeps(self._step, numbers)
         taken = self._end(kept=kept) if self._listening else None
         now = time.time()
         for name, number in numbers.items():
             self._sink.put(Kpi(self._step, name, number, now))
-        self._account(taken)
+        self._account(taken, entered_s, hooks_s)
         self._step += 1
         self._listen()
 
@@ -112,13 +118,14 @@ class Recorder:
             self._sink.put(Event(self._step, "kept", "keep_if kept this step.", time.time()))
         return self._listener.finish(self._step)
 
-    def _account(self, taken: Taken | None) -> None:
+    def _account(self, taken: Taken | None, entered_s: float, hooks_s: float) -> None:
         """Keep what the step took and, if it was recorded, what that cost."""
         now_s, writer_s = time.perf_counter(), self._sink.cpu_s
         step_s, self._began_s = now_s - self._began_s, now_s
-        spent_s = self._listener.spent_s() + writer_s - self._writer_s
+        spent_s = hooks_s + now_s - entered_s + self._listening_s + writer_s - self._writer_s
         self._writer_s = writer_s
-        self._budget.account(step_s, spent_s)
+        self._listener.spent_s()  # in finishing the step, which was timed here
+        self._budget.account(step_s, spent_s, recorded=taken is not None)
         if taken is not None:
             self._sink.put(Cost(self._step, step_s, spent_s, taken.summaries, taken.bytes))
 
@@ -132,13 +139,15 @@ class Recorder:
         if self._closed:
             return
         self._closed = True
-        if self._listening:
-            self._listener.detach()
-            self._listening = False
-        self._listener.close()
-        if self._step > self._first_step:  # also steps without KPIs count when the run is resumed
-            self._sink.put(Event(self._step - 1, "info", "Recording ended.", time.time()))
-        self._sink.close()
+        try:
+            if self._step == self._first_step and self._listening and self._listener.has_heard():
+                text = "The recorder was closed before its first step ended: call step() once per optimizer step."
+                warnings.warn(text, LayerscopeWarning, stacklevel=2)
+            self._listener.close()
+        finally:
+            if self._step > self._first_step:  # also steps without KPIs count when the run is resumed
+                self._sink.put(Event(self._step - 1, "info", "Recording ended.", time.time()))
+            self._sink.close()
 
     def _name(self, name: str) -> str:
         """A KPI's name, if tables and SQL, which ignores case, can tell it from the others."""
@@ -154,6 +163,7 @@ class Recorder:
         return name
 
     def _listen(self) -> None:
+        began_s = time.perf_counter()
         affordable = self._budget.affords()
         self._wanted = affordable and self._schedule.wants(self._step)
         listening = self._wanted or (affordable and self._keeping.is_late)
@@ -162,6 +172,7 @@ class Recorder:
         elif self._listening and not listening:
             self._listener.detach()
         self._listening = listening
+        self._listening_s = time.perf_counter() - began_s
 
     def _must_be_open(self, call: str) -> None:
         if self._closed:
@@ -183,9 +194,9 @@ class Recorder:
 class DisabledRecorder(Recorder):
     """A recorder that records nothing: what `watch` returns when LAYERSCOPE_DISABLED is set."""
 
-    def __init__(self) -> None:
+    def __init__(self, first_step: int = 0) -> None:
         self.path = None
-        self._step = 0
+        self._step = first_step
         self._closed = False
         self._budget = Budget()
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from types import MethodType
 from typing import Protocol
 
@@ -19,7 +19,7 @@ from torch._dynamo import config, trace_rules
 from torch.utils.hooks import RemovableHandle
 
 from layerscope.capture.torch.hooks import Hook
-from layerscope.capture.torch.tensors import tensors_in
+from layerscope.capture.torch.tensors import inputs_in, tensors_in
 
 
 class Heard(Protocol):
@@ -56,6 +56,7 @@ class CompiledModules:
         self.recorded = False
         self.inputs = inputs
         self.told = False  # whether a compiled region has told of anything
+        self.beginnings = beginnings
         self._heard = heard
         self._numbers: dict[nn.Module, int] = {}
         self._handles: list[RemovableHandle] = []
@@ -67,6 +68,11 @@ class CompiledModules:
                 module.register_forward_pre_hook(hook(self._before), with_kwargs=True),
                 module.register_forward_hook(hook(self._after)),
             ]
+
+    @property
+    def modules(self) -> Collection[nn.Module]:
+        """The modules that carry the hooks."""
+        return self._numbers.keys()
 
     def close(self) -> None:
         """Take the hooks away; regions compiled with them say nothing any more."""
@@ -82,7 +88,7 @@ class CompiledModules:
         if not torch.compiler.is_compiling():
             self._heard.enter(module, args, kwargs)
         elif self.inputs:
-            for port, tensor in (*tensors_in(args, "input"), *tensors_in(kwargs, "input")):
+            for port, tensor in inputs_in(args, kwargs):
                 _tell(tensor.detach(), _NOTHING, self._numbers[module], port)
 
     def _after(self, module: nn.Module, args: tuple[object, ...], output: object) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import FrameType
 
@@ -22,11 +22,11 @@ from torch.utils.hooks import RemovableHandle
 
 from layerscope.capture.torch.gradients import Consumers, Edge, Flow, Gradients, edge_of, gradient_place
 from layerscope.capture.torch.guard import Guard
-from layerscope.capture.torch.hooks import Hook
+from layerscope.capture.torch.hooks import Hook, is_recorded_by_others
 from layerscope.capture.torch.intake import Intake, Place
 from layerscope.capture.torch.structure import Structure, TracedForward
-from layerscope.capture.torch.targets import ROOT, Targets
-from layerscope.capture.torch.tensors import tensors_in
+from layerscope.capture.torch.targets import ROOT, Targets, numbered
+from layerscope.capture.torch.tensors import inputs_in, tensors_in
 from layerscope.records import Kind, Mode, Reading
 
 FORWARD_KINDS = frozenset(
@@ -46,6 +46,7 @@ class Call:
     mode: Mode
     again: bool  # checkpointing computes it a second time, while backward runs: its values were read the first time
     first_node: int  # what autograd will number the next node
+    waits: bool = False  # for the module's own hooks, which may replace what comes out
     inputs: list[tuple[Edge, Place]] = field(default_factory=list)
     inside: dict[Consumers, Flow] = field(default_factory=dict)
     names: Counter[str] = field(default_factory=Counter)
@@ -60,6 +61,7 @@ class _Thread(threading.local):
         self.sites: list[str] = []  # in the order of the calls
         self.order = 0  # a hash of that, when the outermost call has ended
         self.forward: TracedForward | None = None
+        self.frame: FrameType | None = None  # where the model was called, while it runs
         self.told: Counter[tuple[nn.Module, str]] = Counter()  # the same inside compiled regions, by port
 
 
@@ -72,7 +74,8 @@ class Forwards:
         self._guard = guard
         self._structure = structure
         self._thread = _Thread()
-        self._behind: dict[nn.Module, RemovableHandle] = {}
+        self._lock = threading.Lock()
+        self._behind: dict[nn.Module, tuple[RemovableHandle, int]] = {}  # and how many calls in progress wait for it
         self._changing: set[nn.Module] = set()  # whose own hooks may change what goes in
         self._replaceable = False  # by hooks that run after ours
         self.called: set[nn.Module] = set()
@@ -102,21 +105,22 @@ class Forwards:
     def start_over(self, targets: Targets) -> None:
         """Forget the step."""
         self._targets = targets
-        if self._thread.forward is not None:  # left by an interrupt, of which hooks do not hear
-            self._thread.forward.leave()
+        self._abandon()
         self._structure.close()
         self._thread = _Thread()
         self.called.clear()
         while self._behind:
-            self._behind.popitem()[1].remove()
+            self._behind.popitem()[1][0].remove()
 
     def name(self, tensor: Tensor, name: str) -> None:
         """Read a tensor that the user named, and its gradient."""
         calls = self._thread.calls
         call = calls[-1] if calls else None
+        if call is None and torch._C._current_graph_task_id() != -1:
+            return  # computed again, and who called it is not known
         if call is not None:
             call.names[name] += 1
-            name = name if call.names[name] == 1 else f"{name}#{call.names[name]}"
+            name = numbered(name, call.names[name])
         site = name if call is None or call.site == ROOT else f"{call.site}.{name}"
         if self._thread.forward is not None:
             self._thread.forward.name(tensor, site)
@@ -127,19 +131,34 @@ class Forwards:
             self._gradients.follow(tensor, gradient_place(site, "tensor", Kind.TENSOR_GRAD, mode))
 
     def _before(self, module: nn.Module, args: tuple[object, ...]) -> None:
-        if torch.compiler.is_compiling() or module not in self._targets.members:
+        if is_recorded_by_others() or module not in self._targets.members:
             return
         frame = sys._getframe(1)
-        if not self._thread.calls and self._targets.members[module] == ROOT:
-            self._guard.run(self._begin_tracing, module, args, frame)
+        if self._targets.members[module] == ROOT:
+            if self._thread.frame is not None and not _is_below(frame, self._thread.frame):
+                self._guard.run(self._abandon)
+            if not self._thread.calls:
+                self._thread.frame = frame
+                self._guard.run(self._begin_tracing, module, args, frame)
         self.enter(module, args, frame.f_locals.get("kwargs", {}))
 
     def _after(self, module: nn.Module, args: object, output: object) -> None:
         """Called after the forward, also when it raised: then with None, as for a module that gives nothing."""
-        if torch.compiler.is_compiling() or module not in self._targets.members:
+        if is_recorded_by_others() or module not in self._targets.members:
             return
         self.leave(module, output)
         self._end_tracing(output, sys._getframe(1))
+
+    def _abandon(self) -> None:
+        """Forget a forward that was interrupted, of which hooks do not hear."""
+        thread = self._thread
+        if thread.forward is not None:
+            thread.forward.leave()
+        for call in thread.calls:
+            self._leave_behind(call)
+        for left in (thread.calls, thread.sites, thread.counts, thread.told):
+            left.clear()
+        thread.forward = thread.frame = None
 
     def _begin_tracing(self, model: nn.Module, args: tuple[object, ...], frame: FrameType) -> None:
         if torch._C._current_graph_task_id() == -1:
@@ -170,13 +189,16 @@ class Forwards:
         self._guard.run(self._take_told, module, port, tensor)
 
     def _enter(self, module: nn.Module, args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
+        path = self._targets.members.get(module)
+        if path is None:  # no longer part of the model
+            return
         thread = self._thread
         thread.counts[module] += 1
         self.called.add(module)
-        path, count = self._targets.members[module], thread.counts[module]
+        count = thread.counts[module]
         call = Call(
             module,
-            site=path if count == 1 else f"{path}#{count}",
+            site=numbered(path, count),
             mode=Mode.TRAIN if module.training else Mode.EVAL,
             again=torch._C._current_graph_task_id() != -1,
             first_node=torch._C._autograd._get_sequence_nr(),
@@ -187,39 +209,59 @@ class Forwards:
             return
         if module not in self._changing:
             self._take_inputs(call, args, kwargs)
-        if self._replaceable and module._forward_hooks and module not in self._behind:
-            self._behind[module] = module.register_forward_hook(Hook(self._behind_hooks))
+        if self._replaceable and module._forward_hooks:
+            self._wait_behind(call)
 
     def _take_inputs(self, call: Call, args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
         """Read what goes into a module."""
         values, gradients = Kind.INPUT in self._targets.kinds, self._gradients.wanted(Kind.INPUT_GRAD)
         if not values and not gradients:
             return
-        for port, tensor in _ports(args, kwargs):
+        for port, tensor in inputs_in(args, kwargs):
             if values and not call.again:
                 self._intake.add(tensor, Place(call.site, port, Kind.INPUT, call.mode, Reading.FORWARD))
             if gradients and tensor.requires_grad and torch.is_grad_enabled():
                 call.inputs.append((edge_of(tensor), gradient_place(call.site, port, Kind.INPUT_GRAD, call.mode)))
 
     def _leave(self, module: nn.Module, output: object) -> None:
-        if output is None or module not in self._behind:  # else its own hooks still have their turn
+        waits = any(call.module is module and call.waits for call in self._thread.calls[-1:])
+        if output is None or not waits:  # else its own hooks still have their turn
             self._end(module, output)
+
+    def _wait_behind(self, call: Call) -> None:
+        """Have a hook of ours run behind the module's own when this call ends."""
+        call.waits = True
+        with self._lock:
+            handle, waiting = self._behind.get(call.module, (None, 0))
+            handle = handle or call.module.register_forward_hook(Hook(self._behind_hooks))
+            self._behind[call.module] = handle, waiting + 1
+
+    def _leave_behind(self, call: Call) -> None:
+        """Take that hook away, unless another call waits for it."""
+        with self._lock:
+            if call.waits and call.module in self._behind:
+                handle, waiting = self._behind.pop(call.module)
+                if waiting > 1:
+                    self._behind[call.module] = handle, waiting - 1
+                else:
+                    handle.remove()
 
     def _end(self, module: nn.Module, output: object) -> None:
         thread = self._thread
         calls = thread.calls
         while calls and calls[-1].module is not module:  # left by an error that no hook heard of
-            calls.pop()
+            self._leave_behind(calls.pop())
         if calls:
-            self._take_outputs(calls.pop(), output)
-        if module in self._behind and not any(call.module is module for call in calls):
-            self._behind.pop(module).remove()
+            call = calls.pop()
+            self._leave_behind(call)
+            self._take_outputs(call, output)
         if not calls:  # calls are numbered within one outermost call
             thread.counts.clear()
             thread.told.clear()
+            thread.frame = None
             thread.order = hash(tuple(thread.sites))
             thread.sites.clear()
-            if self._targets.members[module] == ROOT and thread.forward is None:
+            if self._targets.members.get(module) == ROOT and thread.forward is None:
                 self._structure.note(thread.order)
 
     def _take_outputs(self, call: Call, output: object) -> None:
@@ -246,7 +288,7 @@ class Forwards:
     def _take_told(self, module: nn.Module, port: str, tensor: Tensor) -> None:
         counts, path = self._thread.told, self._targets.members[module]
         counts[module, port] += 1
-        site = path if counts[module, port] == 1 else f"{path}#{counts[module, port]}"
+        site = numbered(path, counts[module, port])
         kind = Kind.INPUT if port.startswith("input") else Kind.OUTPUT
         if module in self._targets.modules and kind in self._targets.kinds:
             mode = Mode.TRAIN if module.training else Mode.EVAL
@@ -258,16 +300,18 @@ class Forwards:
     def _behind_pre_hooks(self, module: nn.Module, args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
         """The module's own hooks have had their turn with what goes in."""
         calls = self._thread.calls
-        if calls and calls[-1].module is module and not torch.compiler.is_compiling():
+        if calls and calls[-1].module is module and not is_recorded_by_others():
             self._guard.run(self._take_inputs, calls[-1], args, kwargs)
 
     def _behind_hooks(self, module: nn.Module, args: object, output: object) -> None:
         """The module's own hooks have had their turn with what comes out."""
-        if module in self._behind:
+        if module in self._behind and not is_recorded_by_others():
             self._guard.run(self._end, module, output)
             self._end_tracing(output, sys._getframe(1))
 
 
-def _ports(args: tuple[object, ...], kwargs: Mapping[str, object]) -> Iterator[tuple[str, Tensor]]:
-    yield from tensors_in(args, "input")
-    yield from tensors_in(dict(kwargs), "input")
+def _is_below(frame: FrameType | None, other: FrameType) -> bool:
+    """Whether the other frame is on the way from the frame down to where the thread began."""
+    while frame is not None and frame is not other:
+        frame = frame.f_back
+    return frame is not None

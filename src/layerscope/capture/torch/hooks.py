@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import gc
+import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 
+import torch
 from torch import nn
 
-_COMPILER = "torch._dynamo"
-_INSIDE = "_orig_mod"  # what a wrapper calls the module it was put around
+_COMPILER = "torch._dynamo.eval_frame"
 
 
 class Hook:
@@ -33,9 +34,10 @@ def compiled_parts(model: nn.Module) -> set[nn.Module]:
     """
     parts = set(model.modules())
     compiled = {module for module in parts if module._compiled_call_impl is not None}
-    for holder in gc.get_referrers(*parts):  # far quicker than looking at every object
-        if type(holder) is dict and holder.get(_INSIDE) in parts:
-            compiled.add(holder[_INSIDE])
+    compiler = sys.modules.get(_COMPILER)
+    if compiler is not None:
+        wrapper = compiler.OptimizedModule
+        compiled |= {found._orig_mod for found in gc.get_objects() if type(found) is wrapper} & parts
     mine = [module for module in model.modules() if module in compiled]
     inside = {part for module in mine for part in module.modules() if part is not module}
     return set(mine) - inside
@@ -43,4 +45,9 @@ def compiled_parts(model: nn.Module) -> set[nn.Module]:
 
 def is_wrapper(module: nn.Module) -> bool:
     """Whether the module is what `torch.compile` puts around another one."""
-    return type(module).__name__ == "OptimizedModule" and type(module).__module__.startswith(_COMPILER)
+    return type(module).__name__ == "OptimizedModule" and type(module).__module__ == _COMPILER
+
+
+def is_recorded_by_others() -> bool:
+    """Whether a compiler or `torch.jit.trace` records what is computed now, and must not find our operations in it."""
+    return torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None

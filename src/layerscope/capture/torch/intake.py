@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch._C._functorch import is_functorch_wrapped_tensor
 
 from layerscope.capture.collector import Collector
 from layerscope.errors import LayerscopeError, SelectError, StateError
@@ -52,7 +53,7 @@ class Intake:
         self._own = extent.own
         self._sample = extent.sample
         self._seen: dict[int, tuple[weakref.ref[Tensor], int, int]] = {}
-        self._unreadable: set[tuple[str, Kind]] = set()
+        self._left_out: set[str] = set()
 
     def start_over(self) -> None:
         """Forget the tensors of the step."""
@@ -65,9 +66,13 @@ class Intake:
             read = tensor if self._sample is None or known is not None else thinned(tensor, self._sample)
             row = self.collector.add(read, (*place, dtype_name(tensor)), tuple(tensor.shape), known)
         except LayerscopeError as error:
-            if (place.site, place.kind) not in self._unreadable:
-                self._unreadable.add((place.site, place.kind))
-                self.report(f"{place.kind.value} of {place.site!r} is not recorded: {error}")
+            if is_functorch_wrapped_tensor(tensor):
+                self._leave_out(
+                    "torch.func", "Tensors inside transforms of torch.func have no values, and are left out."
+                )
+            else:
+                what = f"{place.kind.value} of {place.site!r}"
+                self._leave_out(what, f"{what} is not recorded: {error}")
             return None
         if known is None:
             if not tensor.is_inference():  # which has no version to tell whether it changed
@@ -82,6 +87,11 @@ class Intake:
         row = self.add(tensor, place)
         self._seen.pop(id(tensor), None)
         return row
+
+    def _leave_out(self, what: str, why: str) -> None:
+        if what not in self._left_out:
+            self._left_out.add(what)
+            self.report(why)
 
     def _known(self, tensor: Tensor) -> int | None:
         """The tensor's row in this step, if it was summarised and has not changed since."""

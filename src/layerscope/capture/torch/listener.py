@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
-import torch
 from torch import Tensor
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from torch.utils.hooks import RemovableHandle
@@ -16,15 +15,21 @@ from layerscope.capture.collector import Collector, Taken
 from layerscope.capture.torch.forwards import FORWARD_KINDS, Forwards
 from layerscope.capture.torch.gradients import Gradients
 from layerscope.capture.torch.guard import Guard
-from layerscope.capture.torch.hooks import compiled_parts
+from layerscope.capture.torch.hooks import compiled_parts, is_recorded_by_others
 from layerscope.capture.torch.intake import Extent, Intake
 from layerscope.capture.torch.parameters import Parameters
 from layerscope.capture.torch.structure import Structure
-from layerscope.capture.torch.targets import Selection, module_nodes
-from layerscope.records import CallNode, Edge, Graph, Kind
+from layerscope.capture.torch.targets import Selection, Targets, module_nodes
+from layerscope.records import CallNode, Edge, Graph, Kind, Reading
 
 if TYPE_CHECKING:
     from layerscope.capture.torch.compiled import CompiledModules
+
+
+_COMPILED_BEFORE = (
+    "What happens inside the compiled modules is not seen: they were compiled after watch(), or called before it. "
+    "Compile first, then watch, then call them; torch.compiler.reset() makes them be compiled again."
+)
 
 
 class TorchListener:
@@ -41,6 +46,7 @@ class TorchListener:
             report("warning", text)
 
         self._selection = selection
+        self._targets = selection.targets()
         self._collector = collector
         self._report = report
         self._hooks = ExitStack()
@@ -53,17 +59,22 @@ class TorchListener:
         self._compiled = self._compiled_modules()
 
     def attach(self) -> None:
-        """Put the hooks in place."""
+        """Put the hooks in place, or none if that fails."""
         if self._guard.failed:
             return
+        targets = self._targets = self._selection.targets()
         self._start_over()
-        targets = self._selection.targets()
-        if self._compiled is None:
-            self._keep(self._forwards.hooks(targets))
-        else:
-            self._compiled.recorded = True
-        self._keep(self._parameters.hooks(targets))
-        self._hooks.enter_context(audience.listening(self._named))
+        try:
+            self._follow_compiled(targets)
+            if self._compiled is None:
+                self._keep(self._forwards.hooks(targets))
+            else:
+                self._compiled.recorded = True
+            self._keep(self._parameters.hooks(targets))
+            self._hooks.enter_context(audience.listening(self._named))
+        except BaseException:
+            self.detach()
+            raise
 
     def detach(self) -> None:
         """Take every hook away."""
@@ -71,12 +82,19 @@ class TorchListener:
         if self._compiled is not None:
             self._compiled.recorded = False
         self._start_over()
+        self._parameters.let_go()
 
     def close(self) -> None:
         """Let go of everything, for good."""
         self.detach()
         if self._compiled is not None:
             self._compiled.close()
+
+    def _follow_compiled(self, targets: Targets) -> None:
+        """Put hooks that reach into compiled modules on those that came later."""
+        if self._compiled is not None and set(self._compiled.modules) != set(targets.members):
+            self._compiled.close()
+            self._compiled = self._compiled_modules()
 
     def _compiled_modules(self) -> CompiledModules | None:
         """Hooks that reach into compiled modules, if there are any."""
@@ -94,7 +112,8 @@ class TorchListener:
             self._hooks.callback(handle.remove)
 
     def discard(self) -> None:
-        """Forget the step in progress."""
+        """Forget the step in progress, and look up the modules and parameters as they are now."""
+        self._targets = self._selection.targets()
         self._start_over()
         self._forwards.begin_step()
 
@@ -106,6 +125,10 @@ class TorchListener:
             self.discard()
         return self._taken
 
+    def has_heard(self) -> bool:
+        """Whether anything was read in the step in progress."""
+        return self._collector.has_rows()
+
     def spent_s(self) -> float:
         """Seconds the listener has taken in the training's threads since it was last asked."""
         return self._guard.taken_s()
@@ -113,11 +136,12 @@ class TorchListener:
     def _finish(self, step: int) -> None:
         self._parameters.finish()
         scale = self._scale()
+        scales = {Reading.BACKWARD: scale, Reading.STEP: self._parameters.scaling.left_on_gradients()}
         if scale is None:
             self._report(
                 "warning", "Gradients of outputs and inputs are left out: AMP's scale in this step is not known."
             )
-        self._taken = self._collector.finish(step, scale)
+        self._taken = self._collector.finish(step, scales)
         self._tell_unseen()
 
     def _scale(self) -> float | None:
@@ -139,14 +163,17 @@ class TorchListener:
         if self._told_unseen or not (self._gradients.arrived or self._parameters.stepped):
             return
         self._told_unseen = True
-        if self._compiled is None:
-            self._tell_uncalled()
-        elif not self._compiled.told:
+        wanted = Kind.WEIGHT_GRAD in self._targets.kinds and self._targets.parameters
+        if wanted and not self._parameters.graded and not self._parameters.trained:
             self._report(
                 "warning",
-                "The compiled modules were compiled before they were watched, and tell nothing. Call watch() before "
-                "their first call, or torch.compiler.reset().",
+                "Gradients of weights are missing: no optimizer stepped, and they were gone when the step ended. Call "
+                "run.step() before zero_grad().",
             )
+        if self._compiled is None:
+            self._tell_uncalled()
+        elif not self._compiled.told and any(any(True for _ in part.children()) for part in self._compiled.beginnings):
+            self._report("warning", _COMPILED_BEFORE)
         elif any(map(self._gradients.wanted, (Kind.INPUT_GRAD, Kind.OUTPUT_GRAD))):
             self._report("info", "Gradients of inputs and outputs inside compiled modules are not recorded.")
 
@@ -160,7 +187,9 @@ class TorchListener:
             and not isinstance(module, NonDynamicallyQuantizableLinear)  # of attention, which uses its parameters
             and not trained.isdisjoint(module.parameters(recurse=False))
         ]
-        if silent:
+        if silent and compiled_parts(self._selection.model):
+            self._report("warning", _COMPILED_BEFORE)
+        elif silent:
             self._report(
                 "warning",
                 f"Not seen to be called, though trained: {', '.join(silent[:10])}{' …' if len(silent) > 10 else ''}. "
@@ -169,17 +198,15 @@ class TorchListener:
             )
 
     def _start_over(self) -> None:
-        """Forget the step, and look up the modules and parameters as they are now."""
-        targets = self._selection.targets()
         self._collector.discard()
         self._intake.start_over()
         self._gradients.start_over()
-        self._forwards.start_over(targets)
-        self._parameters.start_over(targets)
+        self._forwards.start_over(self._targets)
+        self._parameters.start_over(self._targets)
 
     def _put_graph(self, calls: tuple[CallNode, ...], edges: tuple[Edge, ...]) -> None:
         self._collector.put(Graph(module_nodes(self._selection.model), calls, edges))
 
     def _named(self, tensor: object, name: str) -> None:
-        if isinstance(tensor, Tensor) and not torch.compiler.is_compiling():
+        if isinstance(tensor, Tensor) and not is_recorded_by_others():
             self._guard.run(self._forwards.name, tensor, name)

@@ -17,7 +17,7 @@ from layerscope.capture.torch.intake import Intake, Place
 from layerscope.capture.torch.scaling import Scaling
 from layerscope.capture.torch.targets import Targets
 from layerscope.capture.torch.tensors import tensors_in
-from layerscope.records import Kind, Mode, Reading
+from layerscope.records import UPDATE_RATIO, Kind, Mode, Reading
 
 APPLIED_KINDS = frozenset((Kind.WEIGHT_GRAD, Kind.UPDATE, Kind.OPTIMIZER))
 IN_BACKWARD = frozenset(  # which a scale is on, found when the optimizer steps
@@ -26,7 +26,6 @@ IN_BACKWARD = frozenset(  # which a scale is on, found when the optimizer steps
 _COUNT = "step"  # in an optimizer's state: how often it stepped
 _BLOCK = 1 << 15
 _SMALLEST_SAFE = 1e-15  # below, squares may have been lost in float32
-RATIO = "ratio"  # norm of an update / norm of what it was added to
 
 
 class Parameters:
@@ -37,6 +36,7 @@ class Parameters:
         self._guard = guard
         self._optimizers = optimizers  # none: whichever steps
         self._targets: Targets
+        self._memory: dict[Tensor, Tensor] = {}  # for copies of the weights
         self._before: dict[Tensor, Tensor] = {}
         self._stepping: Counter[Optimizer] = Counter()  # steps in progress
         self.graded: set[Tensor] = set()  # whose gradients were read in this step
@@ -49,7 +49,11 @@ class Parameters:
         self._targets = targets
         if not targets.kinds & (APPLIED_KINDS | IN_BACKWARD):
             return []
-        if not self._optimizers:
+        # One that was made without torch's own constructor has no room for hooks, and hands its steps on to another.
+        if (
+            not all(hasattr(optimizer, "_optimizer_step_pre_hooks") for optimizer in self._optimizers)
+            or not self._optimizers
+        ):
             return [
                 register_optimizer_step_pre_hook(self._before_step),
                 register_optimizer_step_post_hook(self._after_step),
@@ -65,6 +69,11 @@ class Parameters:
         self.graded.clear()
         self.stepped = False
         self.scaling.start_over()
+
+    def let_go(self) -> None:
+        """Free the memory for copies of the weights."""
+        self._before.clear()
+        self._memory.clear()
 
     def finish(self) -> None:
         """Read what stands when the step ends, and gradients that no optimizer step showed."""
@@ -95,8 +104,16 @@ class Parameters:
     def _copy_weights(self, optimizer: Optimizer) -> None:
         with torch.no_grad():
             for parameter in self._parameters_of(optimizer):
-                if parameter.requires_grad:  # its gradient may only come in a closure
-                    self._before[parameter] = parameter.detach().clone()
+                if parameter.requires_grad and not parameter.is_meta:  # its gradient may only come in a closure
+                    self._before[parameter] = self._copy(parameter)
+
+    def _copy(self, parameter: Tensor) -> Tensor:
+        """A copy in memory that is kept from step to step: getting it anew costs more than the copying."""
+        memory = self._memory.get(parameter)
+        kept = memory is not None and (memory.shape, memory.dtype, memory.device) == _form(parameter)
+        if memory is None or not kept:
+            memory = self._memory[parameter] = torch.empty_like(parameter, requires_grad=False)
+        return memory.copy_(parameter)
 
     def _read_step(self, optimizer: Optimizer) -> None:
         mine = list(self._parameters_of(optimizer))
@@ -134,7 +151,7 @@ class Parameters:
         row = self._read(update, place)
         if row is not None:
             change = _norm(update)
-            self._intake.collector.add_extra(row, RATIO, change / size if size else math.inf if change else 0.0)
+            self._intake.collector.add_extra(row, UPDATE_RATIO, change / size if size else math.inf if change else 0.0)
 
     def _read_state(self, parameter: Tensor, optimizer: Optimizer) -> None:
         name = self._targets.parameters[parameter]
@@ -147,6 +164,10 @@ class Parameters:
     def _read(self, tensor: Tensor, place: Place) -> int | None:
         # An optimizer may write through `.data`, which leaves no trace in the version.
         return self._intake.add_changing(tensor, place)
+
+
+def _form(tensor: Tensor) -> tuple[torch.Size, torch.dtype, torch.device]:
+    return tensor.shape, tensor.dtype, tensor.device
 
 
 def _norm(tensor: Tensor) -> float:

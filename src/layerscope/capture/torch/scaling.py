@@ -10,8 +10,9 @@ import gc
 import sys
 import weakref
 
-from torch.amp.grad_scaler import GradScaler
+from torch.amp.grad_scaler import GradScaler, OptState
 
+_HOME = GradScaler.__module__
 _DEEPEST = 16  # frames between an optimizer's hook and the scaler that called the optimizer
 
 
@@ -33,10 +34,12 @@ class Scaling:
         """Called while an optimizer steps: if a scaler had it do so, that is the one."""
         frame = sys._getframe(1)
         for _ in range(_DEEPEST):
-            found = frame.f_locals.get("self")
-            if isinstance(found, GradScaler):
-                self._scaler, self.scale = weakref.ref(found), found.get_scale()
-                return
+            # Looking at a frame's variables keeps them alive with it: only torch's own frames, which soon end.
+            if frame.f_globals.get("__name__") == _HOME:
+                found = frame.f_locals.get("self")
+                if isinstance(found, GradScaler):
+                    self._scaler, self.scale = weakref.ref(found), found.get_scale()
+                    return
             if frame.f_back is None:
                 break
             frame = frame.f_back
@@ -60,11 +63,20 @@ class Scaling:
         scaler = self._known()
         return scaler is not None and self.scale is not None and scaler.get_scale() < self.scale
 
+    def left_on_gradients(self) -> float:
+        """The factor that is still on the parameters' gradients at the end of a step without an optimizer step."""
+        scaler = self._known()
+        if scaler is None or not scaler.is_enabled() or self.scale is None or self.fell():
+            return 1.0
+        unscaled = any(state["stage"] is not OptState.READY for state in scaler._per_optimizer_states.values())
+        return 1.0 if unscaled else self.scale
+
     def _known(self) -> GradScaler | None:
         return None if self._scaler is None else self._scaler()
 
 
 def _before_update(scaler: GradScaler) -> float:
-    """The scale of the step that the scaler has just skipped; `update()`, if called since, has lowered it."""
+    """The scale during the first step we see of a scaler: `update()` may have lowered it since."""
     scale = scaler.get_scale()
-    return scale if scaler._per_optimizer_states else scale / scaler.get_backoff_factor()
+    as_it_was = bool(scaler._per_optimizer_states) or scale == scaler._init_scale
+    return scale if as_it_was else scale / scaler.get_backoff_factor()

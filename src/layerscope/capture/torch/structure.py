@@ -14,7 +14,8 @@ from typing import Any, ParamSpec
 from torch import Tensor, nn
 
 from layerscope.capture.callgraph import CallSeen, Made, Port, call_nodes, edges
-from layerscope.capture.torch.tensors import tensors_in
+from layerscope.capture.torch.targets import numbered
+from layerscope.capture.torch.tensors import inputs_in, tensors_in
 from layerscope.capture.torch.trace.modulecalls import ModuleCall, switchboard
 from layerscope.capture.torch.trace.tracer import Tracer
 from layerscope.records import CallNode, Edge
@@ -91,10 +92,13 @@ class TracedForward:
         if path is None:
             return
         self._numbers[path] += 1
-        site = path if self._numbers[path] == 1 else f"{path}#{self._numbers[path]}"
-        call = CallSeen(site, path, self._open[-1] if self._open else None, len(self.tracer.ops.nodes))
-        keywords = dict(frame.f_locals.get("kwargs", {}))
-        call.inputs = self._ports((*tensors_in(args, "input"), *tensors_in(keywords, "input")))
+        call = CallSeen(
+            numbered(path, self._numbers[path]),
+            path,
+            self._open[-1] if self._open else None,
+            len(self.tracer.ops.nodes),
+        )
+        call.inputs = self._ports(inputs_in(args, frame.f_locals.get("kwargs", {})))
         self._owner[number] = call
         self._calls.append(call)
         self._open.append(call)

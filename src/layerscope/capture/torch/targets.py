@@ -22,6 +22,11 @@ Choices = Choice | Iterable[Choice] | None
 OF_PARAMETERS = frozenset((Kind.WEIGHT, Kind.WEIGHT_GRAD, Kind.UPDATE, Kind.OPTIMIZER))
 
 
+def numbered(name: str, count: int) -> str:
+    """The site of a call: the name alone for the first, `name#2` for the second."""
+    return name if count == 1 else f"{name}#{count}"
+
+
 @dataclass(frozen=True, slots=True)
 class Targets:
     """What is listened to: modules by their paths, parameters and buffers by their names, and the kinds of tensor."""

@@ -24,6 +24,12 @@ def tensors_in(value: object, port: str, depth: int = 0) -> Iterator[tuple[str, 
             yield from tensors_in(item, f"{port}.{key}", depth + 1)
 
 
+def inputs_in(args: tuple[object, ...], kwargs: Mapping[str, object]) -> Iterator[tuple[str, Tensor]]:
+    """Every tensor that a call takes, with its port: `input.0`, or `input.mask` for a keyword."""
+    yield from tensors_in(args, "input")
+    yield from tensors_in(dict(kwargs), "input")
+
+
 def gather(value: object, found: list[Tensor]) -> list[Tensor]:
     """The same tensors without their ports, added to `found`: quicker, for calls that happen a thousand times."""
     kind = type(value)
