@@ -16,6 +16,7 @@ import torch
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "performance.md"
 TABLES = {
+    "watch": "Watching a training",
     "trace": "Tracing a pass",
     "kernel": "Summaries of tensors",
     "store": "Writing and reading runs",
@@ -49,8 +50,12 @@ def main() -> None:
     parser.add_argument(
         "--torchlens", metavar="PYTHON", help="an environment with torchlens, to be measured beside ours"
     )
-    peer = parser.parse_args().torchlens
-    more = {"trace": ["--torchlens", peer] if peer else []}
+    parser.add_argument("--peers", metavar="PYTHON", help="one with wandb, tensorboard and torchexplorer, likewise")
+    options = parser.parse_args()
+    more = {
+        "trace": ["--torchlens", options.torchlens] if options.torchlens else [],
+        "watch": ["--peers", options.peers] if options.peers else [],
+    }
     parts = [table(title, rows(name, more.get(name, []))) for name, title in TABLES.items()]
     PAGE.write_text(f"{head}{mark}\n\n{machine()}\n\n" + "\n\n".join(parts) + "\n")
 
