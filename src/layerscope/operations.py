@@ -20,7 +20,7 @@ class Role(str, Enum):
 
     INPUT = "input"
     OUTPUT = "output"
-    CONSTANT = "constant"  # came from outside the pass: an attribute, another thread
+    CONSTANT = "constant"  # its making was not seen: an attribute, another thread
     OPERATION = "operation"
 
 
@@ -39,6 +39,21 @@ class Frame(NamedTuple):
     function: str
 
 
+class CodeFrame(NamedTuple):
+    """One line of the call stack, and the code around it."""
+
+    file: str
+    line: int
+    function: str
+    first: int  # number of the first of the lines
+    lines: tuple[str, ...]  # none where the file cannot be read
+
+    def __str__(self) -> str:
+        numbered = enumerate(self.lines, self.first)
+        code = [f"{'>' if number == self.line else ' '} {number:5} {text}".rstrip() for number, text in numbered]
+        return "\n".join([f"{self.file}:{self.line} in {self.function}", *code])
+
+
 class Operation(NamedTuple):
     """One tensor of the pass and how it was computed. A call with several results is several operations."""
 
@@ -47,7 +62,7 @@ class Operation(NamedTuple):
     function: str  # "conv2d"; "add" for `+`, `add_` and `__radd__` alike
     parents: tuple[Parent, ...]
     arguments: dict[str, str]  # those that are no tensors, as text
-    parameters: tuple[str, ...]
+    parameters: tuple[str, ...]  # those it took
     buffers: tuple[str, ...]
     call: int  # index of the module call it happened in
     site: int  # equal for operations of the same place in the code, reached the same way
@@ -65,6 +80,7 @@ class Operation(NamedTuple):
     is_random: bool
     grad_mode: bool
     autocast: str | None
+    written: tuple[str, ...] = ()  # buffers and parameters that its call wrote, by whatever view of their memory
 
 
 @runtime_checkable

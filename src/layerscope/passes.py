@@ -128,6 +128,9 @@ class _LivePass:
             raise StateError("The pass is still being recorded. Look at the trace after the block.")
         return describe(self.tracer, self._name, self._options.seed, self.failure)
 
+    def random_state(self, operation: int) -> Tensor | None:
+        return self.tracer.graph.nodes[operation].random_state
+
     def validate(self, record: PassRecord) -> Report:
         return validate(self.tracer, record)
 

@@ -6,23 +6,27 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from layerscope.errors import SelectError, StateError
-from layerscope.operations import Frame, Operation, PassRecord
+from layerscope.operations import CodeFrame, Operation, PassRecord
 from layerscope.query.layers import Naming, name_layers
 from layerscope.query.lookup import Key, Lookup, Selector
+from layerscope.query.pass_code import code_of, stack_of
 from layerscope.query.pass_table import pass_table
+from layerscope.query.relations import Distance, Relations
 
 if TYPE_CHECKING:
     from layerscope.query.table import Table
-    from layerscope.store.passes import StoredPass
+    from layerscope.store.passes import Code, StoredPass
 
 Tensor = Any  # a framework's tensor, or a numpy array where the trace was read from a run
 Edit = Callable[..., Tensor]
+TRACES_VIEW = "#view=traces"  # of the page
 
 
 class Report(Protocol):
@@ -36,6 +40,10 @@ class Engine(Protocol):
 
     def validate(self, record: PassRecord) -> Report:
         """Execute every operation again and compare."""
+        ...
+
+    def random_state(self, operation: int) -> Tensor | None:
+        """The random state that an operation found, if it drew from it."""
         ...
 
     def rerun(
@@ -86,9 +94,44 @@ class Op:
         return [Op(self._trace, parent.operation) for parent in self.record.parents]
 
     @property
+    def parent_arguments(self) -> list[str]:
+        """What each parent was to it: "0", "mask", "0.2" for the third tensor of a list in first place."""
+        return [parent.argument for parent in self.record.parents]
+
+    @property
     def children(self) -> list[Op]:
         """Operations that took its result."""
-        return [Op(self._trace, child) for child in self._trace.children[self.record.index]]
+        return [Op(self._trace, child) for child in self._relations.children[self.record.index]]
+
+    @property
+    def child_arguments(self) -> list[list[str]]:
+        """What it was to each of its children."""
+        return list(self._relations.children[self.record.index].values())
+
+    @property
+    def is_branch(self) -> bool:
+        """Whether several calls took its result."""
+        return self._relations.is_branch(self.record.index)
+
+    @property
+    def is_merge(self) -> bool:
+        """Whether it took several results; parameters do not count."""
+        return self._relations.is_merge(self.record.index)
+
+    @property
+    def from_input(self) -> Distance | None:
+        """Steps from an input, by the shortest and the longest way; None if no input leads to it."""
+        return self._relations.from_input[self.record.index]
+
+    @property
+    def to_output(self) -> Distance | None:
+        """Steps to an output, by the shortest and the longest way; None if it leads to none."""
+        return self._relations.to_output[self.record.index]
+
+    @property
+    def number(self) -> int:
+        """Which pass of its layer it is, from 1; `len(op.layer)` is how many there are."""
+        return self._trace.naming.number[self.record.index]
 
     @property
     def module(self) -> str:
@@ -96,15 +139,20 @@ class Op:
         return self._trace.record.calls[self.record.call].path
 
     @property
-    def stack(self) -> list[Frame]:
-        """Where in the code it was called, innermost first."""
-        frames: list[Frame] = list(self.record.frames)
-        call = self._trace.record.calls[self.record.call]
-        while True:
-            frames.extend(call.frames)
-            if call.parent is None:
-                return frames
-            call = self._trace.record.calls[call.parent]
+    def module_call(self) -> int:
+        """Which call of that module, from 1; 0 outside of any module."""
+        return self._trace.record.calls[self.record.call].number
+
+    @property
+    def random_state(self) -> Tensor | None:
+        """The state its random numbers were drawn from; None if it drew none, or the trace was read from a run."""
+        engine = self._trace.engine
+        return None if engine is None else engine.random_state(self.record.index)
+
+    @property
+    def stack(self) -> list[CodeFrame]:
+        """Where in the code it was called, innermost first, with the lines around."""
+        return list(stack_of(self._trace.record, self.record.index, self._trace.code))
 
     @property
     def keys(self) -> list[str]:
@@ -114,7 +162,13 @@ class Op:
     def __repr__(self) -> str:
         from layerscope.viz.pass_text import operation_text
 
-        return operation_text(self._trace.record, self._trace.naming, self.record.index, self._sample(), self.keys)
+        trace, index = self._trace, self.record.index
+        text = operation_text(trace.record, trace.naming, trace.relations, index, self._sample(), self.stack)
+        return f"{text}\n\tLookup keys: {', '.join(self.keys)}"
+
+    @property
+    def _relations(self) -> Relations:
+        return self._trace.relations
 
     def _sample(self) -> str | None:
         value = self._trace.values.get(self.record.index)
@@ -154,12 +208,14 @@ class Trace:
         gradients: Mapping[int, Sequence[Tensor]] | None = None,
         output: object = None,
         engine: Engine | None = None,
+        code: Code | None = None,
     ) -> None:
         self._describe = record if callable(record) else lambda: record
         self.values = values
         self.gradients = {} if gradients is None else gradients
         self.output = output
         self.engine = engine
+        self.code = code  # around the lines of the pass, if it was stored; otherwise the files are read
 
     @cached_property
     def record(self) -> PassRecord:
@@ -177,13 +233,9 @@ class Trace:
         return Lookup(self.record, self.naming)
 
     @cached_property
-    def children(self) -> list[list[int]]:
-        """The operations that took each operation's result."""
-        found: list[list[int]] = [[] for _ in self.record.operations]
-        for operation in self.record.operations:
-            for parent in dict.fromkeys(p.operation for p in operation.parents):
-                found[parent].append(operation.index)
-        return found
+    def relations(self) -> Relations:
+        """Children, branches, merges and distances."""
+        return Relations(self.record.operations)
 
     @property
     def ops(self) -> list[Op]:
@@ -218,7 +270,7 @@ class Trace:
 
     def table(self) -> Table:
         """One row per operation, with everything known of it but the value."""
-        return pass_table(self.record, self.naming)
+        return pass_table(self.record, self.naming, self.relations)
 
     def validate(self) -> Report:
         """Execute every operation again from its kept parents, and compare; true when all is right."""
@@ -248,25 +300,45 @@ class Trace:
 
         return draw_pass(self.record, self.naming, Path(path) if path is not None else None, DrawOptions(**options))
 
-    def save(self, folder: str | Path) -> Path:
-        """Write the trace into a run, a new one or one that is there; `ls.open(folder).traces()` reads it back."""
+    def save(self, folder: str | Path, *, step: int | None = None) -> Path:
+        """Write the trace into a run, a new one or one that is there; `ls.open(folder).traces()` reads it back.
+
+        `step` is the step of the run that it was taken at. The lines of code around its operations are kept with it.
+        """
         from layerscope.store.folder import run_at
         from layerscope.store.passes import StoredPass, write_pass
 
         last = {index: found[-1] for index, found in self.gradients.items() if found}
-        stored = StoredPass(self.record, _arrays(self.values), _arrays(last))
+        code = code_of(self.record) if self.code is None else self.code
+        stored = StoredPass(self.record, _arrays(self.values), _arrays(last), code, step)
         return write_pass(run_at(folder), stored)
 
     def export(self, path: str | Path) -> None:
-        """Write everything but the values as one JSON file, labels included."""
+        """Write the trace as one file: `.html`, to look at and to mail, or `.json`, everything but the values."""
+        from layerscope.server.report import report
         from layerscope.store.passes import to_json
 
         target = Path(path)
-        if target.suffix != ".json":
-            raise SelectError(
-                f"A trace is exported as .json, not as {target.suffix or target.name!r}. To keep values, save()."
-            )
-        target.write_text(json.dumps({**to_json(self.record), "labels": self.labels}), encoding="utf-8")
+        if target.suffix == ".json":
+            target.write_text(json.dumps({**to_json(self.record), "labels": self.labels}), encoding="utf-8")
+        elif target.suffix == ".html":
+            with TemporaryDirectory() as folder:
+                target.write_text(report(self._run_in(folder), start=TRACES_VIEW).html, encoding="utf-8")
+        else:
+            ending = target.suffix or target.name
+            raise SelectError(f"A trace is exported as .html or .json, not as {ending!r}. To keep values, save().")
+
+    def show(self) -> object:
+        """The trace to look at: in a notebook a widget, as last line of a cell; elsewhere it opens in the browser."""
+        from layerscope.shown import show
+
+        folder = TemporaryDirectory()
+        return show(self._run_in(folder.name), TRACES_VIEW, held=folder)
+
+    def _run_in(self, folder: str) -> Path:
+        from layerscope.shown import folder_name
+
+        return self.save(Path(folder) / folder_name(self.record.model)).parents[1]
 
     def _live(self, call: str) -> Engine:
         if self.engine is None:
@@ -276,7 +348,7 @@ class Trace:
     def __repr__(self) -> str:
         from layerscope.viz.pass_text import overview_text
 
-        return overview_text(self.record, self.naming, set(self.values))
+        return overview_text(self.record, self.naming, self.relations, set(self.values))
 
     def _repr_html_(self) -> str:
         return self.draw()
@@ -288,7 +360,8 @@ def _edit(edit: Edit | Tensor) -> Edit:
 
 def stored_trace(stored: StoredPass) -> Trace:
     """A trace that was read from a run: values are numpy arrays, and nothing can be run again."""
-    return Trace(stored.record, stored.values, gradients={index: [array] for index, array in stored.gradients.items()})
+    gradients = {index: [array] for index, array in stored.gradients.items()}
+    return Trace(stored.record, stored.values, gradients=gradients, code=stored.code)
 
 
 def _arrays(values: Mapping[int, Tensor]) -> dict[int, npt.NDArray[Any]]:

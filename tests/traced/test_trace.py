@@ -129,7 +129,7 @@ def test_the_record_is_exported_as_json(trace: ls.Trace, tmp_path: Path) -> None
     content = json.loads((tmp_path / "pass.json").read_text())
     assert content["labels"] == trace.labels
     assert [row["function"] for row in content["operations"]] == [o.record.function for o in trace]
-    with pytest.raises(SelectError, match=r"exported as \.json"):
+    with pytest.raises(SelectError, match=r"exported as \.html or \.json"):
         trace.export(tmp_path / "pass.xml")
 
 

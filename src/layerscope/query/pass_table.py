@@ -6,13 +6,14 @@ import pyarrow as pa
 
 from layerscope.operations import PassRecord
 from layerscope.query.layers import Naming
+from layerscope.query.relations import Relations
 from layerscope.query.table import Table
 
 
-def pass_table(record: PassRecord, naming: Naming) -> Table:
-    """One row per operation: names, place in the graph, shapes, costs."""
+def pass_table(record: PassRecord, naming: Naming, relations: Relations) -> Table:
+    """One row per operation: names, place in the graph, shapes, costs, circumstances."""
     operations = record.operations
-    to_input, to_output = distances(record)
+    from_input, to_output = relations.from_input, relations.to_output
     columns = {
         "label": [naming.label(op.index) for op in operations],
         "layer": [naming.labels[naming.layer[op.index]] for op in operations],
@@ -24,8 +25,13 @@ def pass_table(record: PassRecord, naming: Naming) -> Table:
         "module_call": [record.calls[op.call].number for op in operations],
         "parents": [[naming.label(p.operation) for p in op.parents] for op in operations],
         "parent_arguments": [[p.argument for p in op.parents] for op in operations],
+        "children": [[naming.label(child) for child in children] for children in relations.children],
+        "child_arguments": [list(children.values()) for children in relations.children],
+        "is_branch": [relations.is_branch(op.index) for op in operations],
+        "is_merge": [relations.is_merge(op.index) for op in operations],
         "parameters": [list(op.parameters) for op in operations],
         "buffers": [list(op.buffers) for op in operations],
+        "written": [list(op.written) for op in operations],
         "shape": [list(op.shape) for op in operations],
         "dtype": [op.dtype for op in operations],
         "device": [op.device for op in operations],
@@ -35,27 +41,14 @@ def pass_table(record: PassRecord, naming: Naming) -> Table:
         "grad_fn": [op.grad_fn for op in operations],
         "arguments": [", ".join(f"{name}={text}" for name, text in op.arguments.items()) for op in operations],
         "in_place": [op.in_place for op in operations],
-        "from_input": to_input,
-        "to_output": to_output,
+        "is_random": [op.is_random for op in operations],
+        "grad_mode": [op.grad_mode for op in operations],
+        "autocast": [op.autocast for op in operations],
+        "from_input": [distance and distance.shortest for distance in from_input],
+        "from_input_longest": [distance and distance.longest for distance in from_input],
+        "to_output": [distance and distance.shortest for distance in to_output],
+        "to_output_longest": [distance and distance.longest for distance in to_output],
         "file": [op.frames[0].file if op.frames else None for op in operations],
         "line": [op.frames[0].line if op.frames else None for op in operations],
     }
     return Table(pa.table(columns))
-
-
-def distances(record: PassRecord) -> tuple[list[int | None], list[int | None]]:
-    """The fewest operations between each operation and an input, and an output; None where none can be reached."""
-    count = len(record.operations)
-    from_input: list[int | None] = [None] * count
-    to_output: list[int | None] = [None] * count
-    for op in record.operations:
-        near = [d + 1 for p in op.parents if (d := from_input[p.operation]) is not None]
-        from_input[op.index] = 0 if op.role.value == "input" else min(near, default=None)
-    for op in reversed(record.operations):
-        if op.role.value == "output":
-            to_output[op.index] = 0
-        here = to_output[op.index]
-        for p in op.parents if here is not None else ():
-            known = to_output[p.operation]
-            to_output[p.operation] = here + 1 if known is None else min(known, here + 1)  # type: ignore[operator]
-    return from_input, to_output

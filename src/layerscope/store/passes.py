@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 import secrets
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.numpy import load_file, save
 
 from layerscope.errors import StoreError
@@ -25,6 +27,9 @@ RECORD, VALUES, GRADIENTS = "pass.json", "values.safetensors", "gradients.safete
 _NAME = re.compile(r"\d{6,}")
 
 Arrays = Mapping[int, npt.NDArray[Any]]  # Any: one of KEPT_DTYPES; by operation
+Snippet = tuple[int, tuple[str, ...]]  # number of the first line, and the lines
+Code = Mapping[tuple[str, int], Snippet]  # file and line → the lines around it
+Part = tuple[int | slice, ...]  # one index or range for each axis
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +39,17 @@ class StoredPass:
     record: PassRecord
     values: Arrays
     gradients: Arrays
+    code: Code = field(default_factory=dict)  # as the files were when the trace was made
+    step: int | None = None  # the step of the run it was taken at
+
+
+@dataclass(frozen=True, slots=True)
+class PassHead:
+    """A stored trace without its tensors."""
+
+    record: PassRecord
+    code: Code
+    step: int | None
 
 
 def write_pass(folder: Path, stored: StoredPass) -> Path:
@@ -42,7 +58,8 @@ def write_pass(folder: Path, stored: StoredPass) -> Path:
         (folder / TRACES).mkdir(exist_ok=True)
         aside = folder / TRACES / f".{secrets.token_hex(8)}"
         aside.mkdir()
-        write_json(aside / RECORD, "pass", to_json(stored.record))
+        about = {"step": stored.step, "code": [[*at, *snippet] for at, snippet in stored.code.items()]}
+        write_json(aside / RECORD, "pass", {**to_json(stored.record), **about})
         for name, arrays in ((VALUES, stored.values), (GRADIENTS, stored.gradients)):
             kept = {str(k): np.ascontiguousarray(a) for k, a in arrays.items() if a.dtype in KEPT_DTYPES}
             replace_file(aside / name, save(kept))
@@ -76,11 +93,54 @@ def pass_folders(folder: Path) -> list[Path]:
 
 def read_pass(folder: Path) -> StoredPass:
     """A trace read back."""
+    head = read_head(folder)
+    return StoredPass(head.record, _arrays(folder / VALUES), _arrays(folder / GRADIENTS), head.code, head.step)
+
+
+def read_head(folder: Path) -> PassHead:
+    """What is known of a trace but its tensors."""
     try:
-        record = from_json(read_json(folder / RECORD, "pass"))
+        with _without_collection():
+            plain = read_json(folder / RECORD, "pass")
+            code = {(file, line): (first, tuple(lines)) for file, line, first, lines in plain.get("code", ())}
+            return PassHead(from_json(plain), code, plain.get("step"))
     except (KeyError, TypeError, ValueError) as error:
         raise damaged(folder / RECORD, f"a key is missing or wrong ({error})") from None
-    return StoredPass(record, _arrays(folder / VALUES), _arrays(folder / GRADIENTS))
+
+
+@contextmanager
+def _without_collection() -> Iterator[None]:
+    """A block that makes many objects and no garbage: looking for some would take half of its time."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+def tensor_shapes(path: Path) -> dict[int, tuple[int, ...]]:
+    """The operations of which a file of a trace holds a tensor, and its shape."""
+    with _tensors(path) as file:
+        return {int(key): tuple(file.get_slice(key).get_shape()) for key in file.keys()}  # noqa: SIM118
+
+
+def read_part(path: Path, operation: int, part: Part) -> npt.NDArray[Any]:
+    """A part of one tensor of a trace; nothing else is read."""
+    with _tensors(path) as file:
+        whole = file.get_slice(str(operation))
+        found: npt.NDArray[Any] = whole[part] if part else file.get_tensor(str(operation))
+        return found
+
+
+@contextmanager
+def _tensors(path: Path) -> Iterator[Any]:  # Any: safetensors' own class has no types
+    try:
+        with safe_open(path, framework="numpy") as file:
+            yield file
+    except (SafetensorError, OSError, ValueError) as error:
+        raise damaged(path, " ".join(str(error).split())) from None
 
 
 def _arrays(path: Path) -> dict[int, npt.NDArray[Any]]:

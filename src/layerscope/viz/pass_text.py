@@ -6,8 +6,9 @@ import math
 import textwrap
 from collections.abc import Collection, Sequence
 
-from layerscope.operations import Operation, PassRecord, Role
+from layerscope.operations import CodeFrame, Operation, PassRecord, Role
 from layerscope.query.layers import Naming
+from layerscope.query.relations import Relations
 
 
 def size(count: float) -> str:
@@ -23,7 +24,7 @@ def size(count: float) -> str:
     raise AssertionError("the last unit takes everything")
 
 
-def overview_text(record: PassRecord, naming: Naming, saved: Collection[int]) -> str:
+def overview_text(record: PassRecord, naming: Naming, relations: Relations, saved: Collection[int]) -> str:
     """The pass in one screen: structure, sizes, time, the tree of modules, the operations."""
     operations = record.operations
     computed = sum(op.size_bytes for op in operations)
@@ -32,7 +33,7 @@ def overview_text(record: PassRecord, naming: Naming, saved: Collection[int]) ->
     users = sum(bool(op.parameters) for op in operations)
     lines = [
         f"Trace of {record.model}{' (ended by an error)' if record.failure else ''}:",
-        f"\tModel structure: {structure(record, naming)}; {max(len(record.modules) - 1, 0)} modules in total.",
+        f"\tModel structure: {structure(naming, relations)}; {max(len(record.modules) - 1, 0)} modules in total.",
         f"\t{len(operations)} tensors ({size(computed)}) computed; {len(saved)} tensors ({size(kept)}) saved.",
         f"\t{users} operations use {len(record.parameters)} parameters "
         f"({elements:,} elements; {size(sum(p.size_bytes for p in record.parameters))}).",
@@ -48,14 +49,10 @@ def overview_text(record: PassRecord, naming: Naming, saved: Collection[int]) ->
     return "\n".join(lines)
 
 
-def structure(record: PassRecord, naming: Naming) -> str:
+def structure(naming: Naming, relations: Relations) -> str:
     """The shape of the graph in a phrase."""
     loops = sum(len(members) > 1 for members in naming.members)
-    children = [0] * len(record.operations)
-    for op in record.operations:
-        for parent in {p.operation for p in op.parents}:
-            children[parent] += 1
-    branches = sum(count > 1 for count in children)
+    branches = sum(map(relations.is_branch, range(len(relations.children))))
     flow = f"recurrent, {loops} layers with several passes" if loops else "purely feedforward"
     return f"{flow}, {f'{branches} branchings' if branches else 'without branching'}"
 
@@ -86,7 +83,14 @@ def _wrapped(names: Sequence[str]) -> list[str]:
     return textwrap.wrap(", ".join(names), width=100, break_long_words=False, break_on_hyphens=False) if names else []
 
 
-def operation_text(record: PassRecord, naming: Naming, index: int, sample: str | None, keys: Sequence[str]) -> str:
+def operation_text(
+    record: PassRecord,
+    naming: Naming,
+    relations: Relations,
+    index: int,
+    sample: str | None,
+    stack: Sequence[CodeFrame],
+) -> str:
     """Everything about one operation."""
     op = record.operations[index]
     layer = naming.layer[index]
@@ -100,13 +104,15 @@ def operation_text(record: PassRecord, naming: Naming, index: int, sample: str |
     lines += [f"\t\t{line}" for line in (sample or "(value not kept)").splitlines()]
     if op.parameters:
         lines.append(f"\tParameters: {parameters_text(record, op)}")
-    lines += _relations(record, naming, op)
+    if op.buffers:
+        lines.append(f"\tBuffers: {', '.join(op.buffers)}")
+    if op.written:
+        lines.append(f"\tWrites: {', '.join(op.written)}")
+    lines += _relations(naming, relations, op)
     lines.append(f"\tFunction: {op.function}{f' (grad_fn={op.grad_fn})' if op.grad_fn else ''}")
     if op.arguments:
         lines.append(f"\tArguments: {', '.join(f'{name}={text}' for name, text in op.arguments.items())}")
-    lines += _place(record, op)
-    lines.append(f"\tLookup keys: {', '.join(keys)}")
-    return "\n".join(lines)
+    return "\n".join([*lines, *_place(record, op), *_circumstances(op), *_code(stack)])
 
 
 def parameters_text(record: PassRecord, op: Operation) -> str:
@@ -117,27 +123,58 @@ def parameters_text(record: PassRecord, op: Operation) -> str:
     return f"{named}; {elements:,} elements ({size(sum(parameter.size_bytes for parameter in used))})"
 
 
-def _relations(record: PassRecord, naming: Naming, op: Operation) -> list[str]:
-    parents = [naming.label(p.operation) for p in op.parents]
+def _relations(naming: Naming, relations: Relations, op: Operation) -> list[str]:
+    parents = [f"{naming.label(parent.operation)} (argument {parent.argument})" for parent in op.parents]
     children = [
-        naming.label(other.index) for other in record.operations if any(p.operation == op.index for p in other.parents)
+        f"{naming.label(child)} (argument {', '.join(arguments)})"
+        for child, arguments in relations.children[op.index].items()
     ]
-    return [f"\tParents: {', '.join(parents) or 'none'}", f"\tChildren: {', '.join(children) or 'none'}"]
+    merge = " (a merge)" if relations.is_merge(op.index) else ""
+    branch = " (a branch)" if relations.is_branch(op.index) else ""
+    from_input, to_output = relations.from_input[op.index], relations.to_output[op.index]
+    return [
+        f"\tParents{merge}: {', '.join(parents) or 'none'}",
+        f"\tChildren{branch}: {', '.join(children) or 'none'}",
+        f"\tDistance: {'no way' if from_input is None else from_input} from the input, "
+        f"{'no way' if to_output is None else to_output} to the output",
+    ]
 
 
 def _place(record: PassRecord, op: Operation) -> list[str]:
     call = record.calls[op.call]
     outputs = [c.path for c in record.calls if op.index in c.outputs and c.path]
-    lines = [
-        f"\tComputed inside module: {call.path or '(model)'}" if call.number else "\tComputed outside of any module"
-    ]
-    lines.append(f"\tTime elapsed: {op.elapsed_s:.3E}s")
-    if op.flops:
-        lines.append(f"\tFLOPs: {op.flops:,}")
-    if op.frames:
-        lines.append(f"\tCalled at: {op.frames[0].file}:{op.frames[0].line} in {op.frames[0].function}")
+    inside = f"\tComputed inside module: {call.path or '(model)'}, call {call.number}"
+    lines = [inside if call.number else "\tComputed outside of any module"]
     if outputs:
-        lines += [f"\tOutput of modules: {', '.join(outputs)}", f"\tOutput of bottom-level module: {outputs[0]}"]
+        bottom = call.path if call.path in outputs else outputs[-1]
+        lines += [f"\tOutput of modules: {', '.join(outputs)}", f"\tOutput of bottom-level module: {bottom}"]
     if op.role is not Role.OPERATION:
         lines.append(f"\tRole: {op.role.value}")
     return lines
+
+
+def _circumstances(op: Operation) -> list[str]:
+    lines = [f"\tTime elapsed: {op.elapsed_s:.3E}s"]
+    if op.flops:
+        lines.append(f"\tFLOPs: {op.flops:,}")
+    facts = {
+        "in place": op.in_place,
+        "may draw random numbers": op.is_random,
+        "without gradients": not op.grad_mode,
+        f"autocast to {op.autocast}": op.autocast is not None,
+    }
+    said = [fact for fact, holds in facts.items() if holds]
+    return [*lines, f"\tRan: {', '.join(said)}"] if said else lines
+
+
+def _code(stack: Sequence[CodeFrame]) -> list[str]:
+    """The innermost line, and the user's with the code around it: the innermost that is not in torch."""
+    if not stack:
+        return []
+    inner = stack[0]
+    lines = [f"\tCalled at: {inner.file}:{inner.line} in {inner.function}"]
+    users = next((frame for frame in stack if "/torch/" not in frame.file.replace("\\", "/")), inner)
+    first, *code = str(users).splitlines()
+    if users != inner:
+        lines.append(f"\tCalled from: {first}")
+    return lines + [f"\t\t{line}" for line in code]

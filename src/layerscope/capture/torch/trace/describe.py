@@ -32,6 +32,7 @@ LONGEST_ARGUMENT = 80
 
 Texts = tuple[tuple[str, str], ...]  # argument and text
 
+_DETOUR = torch.overrides.handle_torch_function.__code__
 _ROLES = {role.value: role for role in (Role.INPUT, Role.OUTPUT, Role.CONSTANT)}
 
 
@@ -67,6 +68,7 @@ class Operations(Sequence[Operation]):
             for number, external in enumerate(tracer.graph.externals.all)
             if external.is_used
         }
+        self._written = dict(tracer.graph.externals.written)
         self._sites = _sites(nodes)
         self._texts: dict[tuple[int, ...], Texts] = {}
         self._lines: dict[int, tuple[Frame, ...]] = {}  # by site
@@ -138,10 +140,11 @@ class Operations(Sequence[Operation]):
             about.is_random,
             grad_mode,
             autocast,
+            self._written.get(lead, ()),
         )
 
     def _names(self, row: Row) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Parameters and buffers that a call read."""
+        """Parameters and buffers that a call took."""
         if not row[4]:
             return (), ()
         used = [self._externals[number] for _, number in pairs(row[4])]
@@ -220,6 +223,8 @@ def _device_name(device: torch.device) -> str:
 
 
 def _lines(frames: Frames) -> tuple[Frame, ...]:
+    if frames and frames[0] is _DETOUR:  # taken by a Python function of torch's, which is the operation itself
+        frames = frames[4:]
     return tuple(_line(frames[at], frames[at + 1]) for at in range(0, len(frames), 2))
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 from torch import Tensor
 
-from layerscope.capture.torch.trace.places import copy_of, storage_of
+from layerscope.capture.torch.trace.places import copy_of, overlap, place_of, storage_of
 
 
 class External:
@@ -33,7 +33,9 @@ class Externals:
         self.all: list[External] = []
         self._keep = keep
         self.numbers: dict[int, int] = {}  # identity of a tensor → its current number
+        self.written: dict[int, tuple[str, ...]] = {}  # first node of a call → the names of what it wrote
         self._at: dict[int, list[int]] = {}  # memory → numbers that calls have read
+        self._changing: dict[int, dict[str, Tensor]] = {}  # memory that is written → the named tensors in it
 
     def add(self, named: Iterable[tuple[str, Tensor]], since: int) -> None:
         """Give tensors names, unless they have one."""
@@ -62,8 +64,33 @@ class Externals:
     def before_write(self, tensors: list[Tensor], since: int) -> None:
         """Copy the named tensors whose memory is about to be written, and give them new numbers."""
         for tensor in tensors:
-            for number in self._at.pop(storage_of(tensor), ()):
+            memory = storage_of(tensor)
+            for number in self._at.pop(memory, ()):
                 external = self.all[number]
+                self._changing.setdefault(memory, {})[external.name] = external.tensor
                 external.value = copy_of(external.tensor) if self._keep else None
                 self.numbers[id(external.tensor)] = len(self.all)
                 self.all.append(External(external.name, external.tensor, since))
+
+    def after_write(self, lead: int, tensors: list[Tensor]) -> None:
+        """Note which named tensors a call has written."""
+        if not self._changing:
+            return
+        names: dict[str, None] = {}
+        for tensor in tensors:
+            if (number := self.numbers.get(id(tensor))) is not None:
+                names[self.all[number].name] = None
+            if (others := self._changing.get(storage_of(tensor))) is not None:
+                names.update({name: None for name, other in others.items() if _may_share(tensor, other)})
+        if names:
+            self.written[lead] = tuple(names)
+
+
+def _may_share(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors, once in the same memory, may have bytes in common."""
+    if one is other:
+        return True
+    if storage_of(one) != storage_of(other):
+        return False  # the named one was moved
+    place, other_place = place_of(one), place_of(other)
+    return place is None or other_place is None or overlap(place, other_place)

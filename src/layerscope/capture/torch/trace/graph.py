@@ -134,6 +134,7 @@ class Graph:
 
     def after_write(self, lead: int, loud: list[Tensor], quiet: list[Tensor]) -> None:
         """Note what a call has written: tensors that are its results, and others beside them."""
+        self.externals.after_write(lead, loud + quiet)
         for tensor in loud:
             node = self.memory.node_of(tensor)
             self.memory.after_write(lead if node is None else node, tensor, quiet=False)
