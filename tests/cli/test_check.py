@@ -9,6 +9,8 @@ import pytest
 
 import layerscope as ls
 from layerscope.cli.main import main
+from layerscope.diagnose.check import check
+from layerscope.diagnose.finding import Diagnosis
 from layerscope.records import Kind
 from tests.cli.test_command import command
 from tests.diagnose.runs import Made, noise
@@ -37,7 +39,7 @@ def test_a_sound_run_is_healthy_and_the_exit_code_is_0(project: Path) -> None:
     done = command("check", "sound", cwd=project)
     assert done.returncode == 0
     assert done.stdout.startswith("sound: healthy (")
-    assert "not checked: update_ratio: needs kind update, which was not recorded" in done.stdout
+    assert "not checked: update_too_large, update_too_small: needs kind update, which was not recorded" in done.stdout
 
 
 def test_a_broken_run_says_what_where_since_when_and_why_and_the_exit_code_is_1(project: Path) -> None:
@@ -47,7 +49,7 @@ def test_a_broken_run_says_what_where_since_when_and_why_and_the_exit_code_is_1(
     assert lines[0].startswith("broken: 2 errors (")
     assert lines[1] == "  error, step 8: NaN first seen in the output of '[bold]layer'"
     assert lines[2].startswith("    why: 1 NaN among 1 elements. All was finite at step 7")
-    assert lines[3].startswith("    do:  Look at what '[bold]layer' computes")
+    assert lines[3].startswith("    do:  Look at the batch of this step")
     assert lines[4].startswith("    then step 8: The KPI loss is not finite")
 
 
@@ -76,6 +78,19 @@ def test_a_run_that_cannot_be_read_is_told_and_the_others_are_checked(
     assert main(["check", str(project / "nowhere"), str(project / "broken")]) == 2
     shown = capfd.readouterr()
     assert "There is no folder" in shown.err
+    assert "2 errors" in shown.out
+
+
+def test_a_fault_of_a_rule_is_told_with_exit_code_2_and_the_others_are_checked(
+    project: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def faulty(path: Path) -> Diagnosis:
+        return check(path) if path.name == "broken" else Diagnosis((), (), [][1], None)
+
+    monkeypatch.setattr("layerscope.cli.check.check", faulty)
+    assert main(["check", str(project / "sound"), str(project / "broken")]) == 2
+    shown = capfd.readouterr()
+    assert f"{project / 'sound'} could not be checked: IndexError: list index out of range" in shown.err
     assert "2 errors" in shown.out
 
 

@@ -36,9 +36,9 @@ def series_of(key: Key, shape: tuple[int, ...]) -> Series:
 class Made:
     """A run that is being made."""
 
-    def __init__(self, folder: Path, modules: Mapping[str, str] | None = None) -> None:
+    def __init__(self, folder: Path, modules: Mapping[str, str] | None = None, rank: int = 0) -> None:
         self.folder = folder
-        self.sink = FolderSink(create(folder))
+        self.sink = FolderSink(create(folder, resume=rank > 0, rank=rank))
         self.sink.put(Graph(tuple(ModuleNode(path, name, 0, "") for path, name in (modules or {}).items())))
 
     def steps(self, steps: Sequence[int], tensors: Tensors, loss: Callable[[int], float] | None = None) -> Made:

@@ -8,10 +8,13 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from layerscope.diagnose.check import check
+from layerscope.diagnose import not_finite
+from layerscope.diagnose.check import FINITE, OTHERS, check
 from layerscope.diagnose.finding import Severity
+from layerscope.diagnose.recording import Recording
 from layerscope.records import Kind, Reading
 from tests.diagnose.runs import Key, Made, noise, rules
+from tests.repo.source import ROOT
 
 NAN, INF = float("nan"), float("inf")
 OUT, GRAD, WEIGHT, WGRAD = Kind.OUTPUT, Kind.OUTPUT_GRAD, Kind.WEIGHT, Kind.WEIGHT_GRAD
@@ -89,6 +92,41 @@ def test_nan_that_stays_in_the_inputs_is_a_warning_and_hides_nothing(made: Made)
     assert "stuck_weights" not in [missing.rule for missing in diagnosis.not_checked]
 
 
+@pytest.mark.parametrize(("inputs", "site"), [(False, "first"), (False, "second"), (True, "first")])
+def test_only_what_the_first_layer_makes_of_unrecorded_inputs_is_blamed_on_the_batch(
+    inputs: bool, site: str, made: Made
+) -> None:
+    made.steps(
+        range(10),
+        lambda step: {
+            **({("first", Kind.INPUT): noise()} if inputs else {}),
+            **{(name, OUT): [NAN] if step == 5 and name == site else noise() for name in ("first", "second")},
+        },
+    )
+    advice = made.check().findings[0].advice
+    assert advice.startswith("Look at the batch of this step") == (not inputs and site == "first")
+    assert "a logarithm or square root of 0" in advice
+
+
+def test_of_a_long_run_that_is_not_finite_only_the_first_step_is_listed(
+    made: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listed = []
+
+    class Counted(not_finite.Broken):
+        def __init__(self, *_: object) -> None:
+            listed.append(self)
+
+    monkeypatch.setattr(not_finite, "Broken", Counted)
+    made.steps(
+        range(40),
+        lambda step: {("mask", OUT): [-INF, 1.0], **{(f"{i}", OUT): [NAN if step > 9 else 1.0] for i in range(5)}},
+    )
+    cause = made.check().findings[0]
+    assert (cause.site, cause.step, len(cause.evidence)) == ("0", 10, 5)
+    assert len(listed) <= 6
+
+
 def test_gradients_that_shrink_from_layer_to_layer_vanish_and_odd_layers_do_not(tmp_path: Path) -> None:
     def fall(folder: str, exponents: list[float]) -> list[str]:
         run = Made(tmp_path / folder)
@@ -115,6 +153,14 @@ def test_gradients_that_grow_for_good_explode(made: Made) -> None:
     assert gradient_rules(made, [1.0] * 20 + [1.5**i for i in range(40)]) == ["exploding_gradients"]
 
 
+def test_gradients_that_exploded_and_end_small_are_told_with_where_they_were_large(made: Made) -> None:
+    sizes = [1.0] * 10 + [1e4] * 29 + [0.5]
+    made.steps(range(40), lambda step: {("a.weight", WGRAD): np.full(4, sizes[step])})
+    (found,) = made.check().findings
+    assert (found.rule, found.step) == ("exploding_gradients", 10)
+    assert (found.evidence[0].step, found.evidence[0].value) == (38, 2e4)
+
+
 def test_a_growth_of_a_few_steps_that_ends_in_nan_explodes_and_is_its_cause(made: Made) -> None:
     assert gradient_rules(made, [1.0, 1e3, 1e6, 1e9], broken_after=True) == ["exploding_gradients", "not_finite"]
 
@@ -127,6 +173,19 @@ def test_a_rectified_layer_of_zeros_is_dead_since_it_was(made: Made) -> None:
     made.steps(range(40), lambda step: {("relu", OUT): noise() if step < 10 else np.zeros(16)})
     cause = made.check().findings[0]
     assert (cause.rule, cause.site, cause.step, cause.severity) == ("dead_units", "relu", 10, Severity.ERROR)
+
+
+@pytest.mark.parametrize(
+    ("left", "title"),
+    [
+        (np.zeros(1000), "Nothing comes out of 'relu'"),
+        (np.eye(1000)[3], "Next to nothing comes out of 'relu'"),
+        (np.ones(1000), "One constant comes out of 'relu'"),
+    ],
+)
+def test_the_title_says_how_much_comes_out(left: npt.ArrayLike, title: str, made: Made) -> None:
+    made.steps(range(20), lambda step: {("relu", OUT): left})
+    assert made.check().findings[0].title == title
 
 
 def test_sparse_outputs_of_other_layers_and_outputs_of_one_element_are_not_dead(made: Made) -> None:
@@ -183,8 +242,27 @@ def test_the_ratio_of_updates_has_a_range(ratio: float, expected: list[str], mad
 def test_without_updates_their_ratio_is_not_checked(made: Made) -> None:
     made.steps(range(20), lambda step: {("a.weight", WEIGHT): noise()})
     reasons = {missing.rule: missing.reason for missing in made.check().not_checked}
-    assert reasons["update_ratio"] == "needs kind update, which was not recorded"
+    assert reasons["update_too_large"] == "needs kind update, which was not recorded"
+    assert reasons["update_too_small"] == reasons["update_too_large"]
     assert "loss" in reasons["loss_growing"]
+
+
+def test_gradients_of_outputs_are_enough_to_check_their_explosion_over_depth_but_not_for_spikes(made: Made) -> None:
+    diagnosis = made.steps(range(20), lambda step: {("a", GRAD): noise()}).check()
+    missing = [each.rule for each in diagnosis.not_checked]
+    assert "exploding_gradients" not in missing
+    assert "gradient_spike" in missing
+    assert len(missing) == len(set(missing))
+
+
+def test_the_rules_are_those_of_the_documentation_and_each_is_checked_or_not(made: Made) -> None:
+    page = (ROOT / "docs" / "checking.md").read_text(encoding="utf-8")
+    cells = [line.split("|")[1] for line in page.splitlines() if line.startswith("| `")]
+    names = {name.strip(" `") for cell in cells for name in cell.split(",")}
+    assert {name for rule in (*FINITE, *OTHERS) for name in rule.names} == names
+    diagnosis = made.check()
+    assert {missing.rule for missing in diagnosis.not_checked} == names
+    assert diagnosis.checked == 0
 
 
 @pytest.mark.parametrize(
@@ -198,6 +276,28 @@ def test_without_updates_their_ratio_is_not_checked(made: Made) -> None:
 )
 def test_a_loss_that_ends_far_above_its_start_grows(loss, expected: list[str], made: Made) -> None:  # type: ignore[no-untyped-def]
     assert rules(made.steps(range(60), lambda step: {}, loss).check()) == expected
+
+
+def test_what_comes_after_something_not_finite_is_not_looked_at(made: Made) -> None:
+    made.steps(
+        range(60), lambda step: {("a", OUT): [NAN] if step == 20 else noise()}, lambda step: 1.0 if step < 20 else 1e4
+    )
+    made.skip(range(20, 60))
+    assert rules(made.check()) == ["not_finite"]
+
+
+def test_a_loss_that_grew_before_something_was_not_finite_is_told(made: Made) -> None:
+    made.steps(range(60), lambda step: {("a", OUT): [NAN] if step == 50 else noise()}, lambda step: 1.0 + step)
+    assert rules(made.check()) == ["loss_growing", "not_finite"]
+
+
+def test_a_loss_of_too_few_steps_is_not_checked_for_growth(made: Made) -> None:
+    made.steps(range(60), lambda step: {("a", OUT): [NAN] if step == 10 else noise()}, lambda step: 1.0 + step)
+    reasons = {missing.rule: missing.reason for missing in made.check().not_checked}
+    assert (
+        reasons["loss_growing"]
+        == "needs 16 steps of a loss, there are 10 before step 10, where something is not finite"
+    )
 
 
 @pytest.mark.parametrize(("skipped", "expected"), [(range(10), []), (range(20), ["skipped_updates"])])
@@ -222,3 +322,16 @@ def test_dead_units_bring_about_zero_gradients_but_not_weights_that_no_optimizer
     diagnosis = made.check()
     assert [found.rule for found in diagnosis.findings] == ["dead_units", "stuck_weights"]
     assert [found.rule for found in diagnosis.findings[0].consequences] == ["zero_gradients"]
+
+
+def test_ranks_that_number_their_series_differently_are_not_mixed_up(tmp_path: Path) -> None:
+    first = Made(tmp_path / "run")
+    first.steps(range(10), lambda step: {("a.weight", WEIGHT): [1.0], ("a", OUT): noise()})
+    second, third = (Made(tmp_path / "run", rank=rank) for rank in (1, 2))
+    second.steps(range(10), lambda step: {("a", OUT): noise(), ("a.weight", WEIGHT): [2.0]})
+    third.steps(range(10), lambda step: {("a", OUT): noise()})
+    for made in (first, second, third):
+        made.sink.close()
+    weights = Recording(tmp_path / "run").histories(WEIGHT)
+    assert [place.site for place in weights.places] == ["a.weight", "a.weight"]
+    assert weights.moments["sum"].tolist() == [[1.0] * 10, [2.0] * 10]

@@ -25,7 +25,7 @@ def check_runs(options: argparse.Namespace) -> int:
     found: dict[str, Diagnosis] = {}
 
     def one(path: Path, several: bool) -> None:  # noqa: FBT001  what `each_run` calls
-        found[str(path)] = diagnosis = check(path)
+        found[str(path)] = diagnosis = _checked(path)
         if not options.json:
             _tell(path, diagnosis)
 
@@ -34,6 +34,16 @@ def check_runs(options: argparse.Namespace) -> int:
         console().print(as_json(found), markup=False)
     broken = any(diagnosis.count(Severity.ERROR) for diagnosis in found.values())
     return code if code != SOUND else BROKEN if broken else SOUND
+
+
+def _checked(path: Path) -> Diagnosis:
+    try:
+        return check(path)
+    except (LayerscopeError, OSError):
+        raise
+    except Exception as error:  # a border: a fault of ours must not end with the code of a broken training
+        fault = f"{path} could not be checked: {type(error).__name__}: {error}."
+        raise LayerscopeError(f"{fault} This is a fault of layerscope: please report it with the run.") from error
 
 
 def _each(path: Path, one: Callable[[Path, bool], None]) -> int:
@@ -53,8 +63,11 @@ def _tell(path: Path, diagnosis: Diagnosis) -> None:
         for found in cause.consequences:
             step = f"step {found.step}: {found.title}"
             _paragraph("    then ", f"{step}. {found.why}", COLOURS[found.severity])
+    reasons: dict[str, list[str]] = {}
     for missing in diagnosis.not_checked:
-        _paragraph("  not checked: ", f"{missing.rule}: {missing.reason}", "dim")
+        reasons.setdefault(missing.reason, []).append(missing.rule)
+    for reason, rules in reasons.items():
+        _paragraph("  not checked: ", f"{', '.join(rules)}: {reason}", "dim")
 
 
 def _tell_finding(found: Finding) -> None:

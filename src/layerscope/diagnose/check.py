@@ -8,7 +8,7 @@ from pathlib import Path
 
 from layerscope.diagnose.finding import Diagnosis, Finding, NotChecked, Severity
 from layerscope.diagnose.gradients import SHORTEST, exploding_over_depth, exploding_over_time, vanishing_gradients
-from layerscope.diagnose.loop import loss_growing, skipped_updates
+from layerscope.diagnose.loop import FEWEST_LOSSES, loss_growing, skipped_updates
 from layerscope.diagnose.not_finite import loss_not_finite, not_finite
 from layerscope.diagnose.outputs import dead_units
 from layerscope.diagnose.recording import FEWEST_STEPS, Recording
@@ -20,11 +20,12 @@ from layerscope.records import Kind
 class Rule:
     """A rule, and what it cannot do without."""
 
-    name: str
+    names: tuple[str, ...]  # of what it may find
     find: Callable[[Recording], Iterator[Finding]]
     any_of: tuple[Kind, ...] = ()  # kinds of which one must have been recorded
     needs_loss: bool = False
     fewest_steps: int = FEWEST_STEPS
+    whole: Kind | None = None  # of which it leaves alone what was only sampled
 
     def lacks(self, recording: Recording) -> str | None:
         """Why it cannot be applied, None if it can."""
@@ -33,28 +34,36 @@ class Rule:
         if self.any_of and recording.kinds.isdisjoint(self.any_of):
             kinds = "a summary" if len(self.any_of) == len(Kind) else f"kind {' or '.join(self.any_of)}"
             return f"needs {kinds}, which was not recorded"
-        steps = len(recording.steps)
-        if self.any_of and steps < self.fewest_steps:
+        what, steps = "recorded steps", len(recording.steps)
+        if self.needs_loss:
+            what, steps = "steps of a loss", max(len(known) for known, _ in recording.losses.values())
+        if steps < self.fewest_steps:
             before = "" if recording.until is None else f" before step {recording.until}, where something is not finite"
-            return f"needs {self.fewest_steps} recorded steps, there are {steps}{before}"
+            return f"needs {self.fewest_steps} {what}, there are {steps}{before}"
         return None
+
+    def left_alone(self, recording: Recording) -> str | None:
+        """Of what it said nothing though it was applied, None if of nothing."""
+        sites = recording.sampled(self.whole) if self.whole else []
+        more = f" and {len(sites) - 1} more" if len(sites) > 1 else ""
+        return f"only a part of the elements of {sites[0]!r}{more} was recorded" if sites else None
 
 
 #: Rules about what is not finite come first: the others look only at what was before it.
 FINITE = (
-    Rule("not_finite", not_finite, tuple(Kind), fewest_steps=1),
-    Rule("loss_not_finite", loss_not_finite, needs_loss=True),
+    Rule(("not_finite",), not_finite, tuple(Kind), fewest_steps=1),
+    Rule(("loss_not_finite",), loss_not_finite, needs_loss=True, fewest_steps=1),
 )
 OTHERS = (
-    Rule("update_ratio", update_ratio, (Kind.UPDATE,)),
-    Rule("exploding_gradients", exploding_over_time, (Kind.WEIGHT_GRAD,), fewest_steps=SHORTEST),
-    Rule("exploding_over_depth", exploding_over_depth, (Kind.OUTPUT_GRAD, Kind.WEIGHT_GRAD)),
-    Rule("loss_growing", loss_growing, needs_loss=True),
-    Rule("skipped_updates", skipped_updates, tuple(Kind), fewest_steps=1),
-    Rule("dead_units", dead_units, (Kind.OUTPUT,)),
-    Rule("vanishing_gradients", vanishing_gradients, (Kind.OUTPUT_GRAD, Kind.WEIGHT_GRAD)),
-    Rule("zero_gradients", zero_gradients, (Kind.WEIGHT_GRAD,)),
-    Rule("stuck_weights", stuck_weights, (Kind.WEIGHT,)),
+    Rule(("update_too_large", "update_too_small"), update_ratio, (Kind.UPDATE,)),
+    Rule(("exploding_gradients", "gradient_spike"), exploding_over_time, (Kind.WEIGHT_GRAD,), fewest_steps=SHORTEST),
+    Rule(("exploding_gradients",), exploding_over_depth, (Kind.OUTPUT_GRAD, Kind.WEIGHT_GRAD)),
+    Rule(("loss_growing",), loss_growing, needs_loss=True, fewest_steps=FEWEST_LOSSES),
+    Rule(("skipped_updates",), skipped_updates, tuple(Kind), fewest_steps=1),
+    Rule(("dead_units",), dead_units, (Kind.OUTPUT,), whole=Kind.OUTPUT),
+    Rule(("vanishing_gradients",), vanishing_gradients, (Kind.OUTPUT_GRAD, Kind.WEIGHT_GRAD)),
+    Rule(("zero_gradients",), zero_gradients, (Kind.WEIGHT_GRAD,), whole=Kind.WEIGHT_GRAD),
+    Rule(("stuck_weights",), stuck_weights, (Kind.WEIGHT,), whole=Kind.WEIGHT),
 )
 
 #: Signs of one divergence: whichever came first is the cause; of several in one step, the first in this list.
@@ -82,24 +91,29 @@ GRAVITY = {severity: at for at, severity in enumerate(Severity)}
 def check(folder: Path) -> Diagnosis:
     """What the rules find in a run, finished or still being written."""
     recording = Recording(folder)
-    findings, lacking = _applied(FINITE, recording)
+    checked: set[str] = set()
+    lacking: dict[str, str] = {}
+    findings = _applied(FINITE, recording, checked, lacking)
     recording.until = min((found.step for found in findings if found.severity is Severity.ERROR), default=None)
-    more, more_lacking = _applied(OTHERS, recording)
-    lacking += more_lacking
-    checked = len(FINITE) + len(OTHERS) - len(lacking)
-    return Diagnosis(by_cause(findings + more), tuple(lacking), checked, recording.reader.last_step)
+    findings += _applied(OTHERS, recording, checked, lacking)
+    not_checked = tuple(NotChecked(name, reason) for name, reason in lacking.items())
+    return Diagnosis(by_cause(findings), not_checked, len(checked), recording.reader.last_step)
 
 
-def _applied(rules: Iterable[Rule], recording: Recording) -> tuple[list[Finding], list[NotChecked]]:
+def _applied(rules: Iterable[Rule], recording: Recording, checked: set[str], lacking: dict[str, str]) -> list[Finding]:
+    """What the rules find; adds to the names that were checked, and to those that were not, or not on everything."""
     findings: list[Finding] = []
-    lacking: list[NotChecked] = []
     for rule in rules:
         reason = rule.lacks(recording)
         if reason is None:
             findings += rule.find(recording)
-        else:
-            lacking.append(NotChecked(rule.name, reason))
-    return findings, lacking
+            checked.update(rule.names)
+            for name in rule.names:  # what another rule of the name lacked is told by the names that only it has
+                lacking.pop(name, None)
+            reason = rule.left_alone(recording)
+        if reason is not None:
+            lacking.update(dict.fromkeys(rule.names, reason))
+    return findings
 
 
 def by_cause(findings: Iterable[Finding]) -> tuple[Finding, ...]:

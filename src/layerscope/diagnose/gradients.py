@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from layerscope.diagnose.finding import Evidence, Finding, Severity
-from layerscope.diagnose.recording import FEWEST_STEPS, Histories, Recording, medians
+from layerscope.diagnose.recording import BEGINNING, FEWEST_STEPS, Histories, Recording, medians
 from layerscope.records import Floats, Kind, Reading
 
 FALL = 1e-5  # first layers against last ones: sound networks, however deep, were seen to stay above 1e-3
@@ -17,7 +17,6 @@ TREND = 0.8  # correlation of depth and log gradient: a fall by a factor per lay
 SPIKE = 100.0  # against the run's own past: noise of small batches reaches 10
 GROWTH = 100.0  # of the last quarter against the beginning; gradients of a sound training fall
 PAST = 50  # recorded steps that a gradient is compared with
-BEGINNING = 5  # recorded steps that stand for the level at the start
 SHORTEST = 3  # recorded steps of a growth that ended in NaN or Inf
 SMALLEST = 1e-30  # a gradient of 0 is no level to compare with
 SPIKE_ADVICE = (
@@ -151,19 +150,21 @@ def exploding_over_time(recording: Recording) -> Iterator[Finding]:
     if recording.until is not None:  # what is not finite ended it, however short the growth was
         last = float(norms[-1])
     if last > GROWTH * level > 0:
-        onset = int(np.flatnonzero(norms <= level)[-1]) + 1
-        yield _over_time(found, int(columns[onset]), last / level, last)
+        grown = np.flatnonzero(norms > GROWTH * level)
+        low = np.flatnonzero(norms[: grown[0]] <= level)  # it may be low again later
+        onset = low[-1] + 1 if len(low) else grown[0]
+        yield _over_time(found, int(columns[onset]), int(columns[grown[-1]]), last / level, last)
         return
     spikes = np.flatnonzero((norms > SPIKE * past) & (norms > SPIKE / 10 * start) & (past > 0))
     spikes = spikes[spikes >= BEGINNING]
     if len(spikes):
-        yield _over_time(found, int(columns[spikes[0]]), norms[spikes[0]] / past[spikes[0]], None)
+        column = int(columns[spikes[0]])
+        yield _over_time(found, column, column, norms[spikes[0]] / past[spikes[0]], None)
 
 
-def _over_time(found: Histories, column: int, growth: float, last: float | None) -> Finding:
-    """`last` is the norm at the end of a growth; a spike has none."""
+def _over_time(found: Histories, column: int, at: int, growth: float, last: float | None) -> Finding:
+    """From a column on, as the numbers at another show; `last` is the norm at the end of a growth, a spike has none."""
     sizes = np.sqrt(found.moments["sum2"])
-    at = column if last is None else sizes.shape[1] - 1
     grown = np.nan_to_num(sizes[:, at] / np.maximum(medians(sizes[:, :column]), SMALLEST))
     worst = np.argsort(-grown)[:5]
     place, step = found.places[worst[0]], int(found.steps[column])

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import numpy as np
 
 from layerscope.diagnose.finding import Evidence, Finding, Severity
-from layerscope.diagnose.recording import FEWEST_STEPS, Recording
+from layerscope.diagnose.recording import BEGINNING, FEWEST_STEPS, Recording
 
-BEGINNING = 5  # steps that stand for the loss at the start
+FEWEST_LOSSES = 2 * FEWEST_STEPS  # a loss is known at every step
 GROWN = 3.0  # times the loss at the start: an untrained network is rarely so much better than one that learns
 DIVERGED = 30.0  # no schedule, curriculum or change of data explains it
 IN_A_ROW = 17  # GradScaler begins with 2**16 and halves: it has found a scale after 16 skipped steps, or never
@@ -21,7 +21,7 @@ def loss_growing(recording: Recording) -> Iterator[Finding]:
     for name, (steps, values) in recording.losses.items():
         finite = np.isfinite(values)
         steps, values = steps[finite], values[finite]
-        if len(values) < 2 * FEWEST_STEPS or values.min() <= 0:  # of a loss without a floor nothing can be said
+        if len(values) < FEWEST_LOSSES or values.min() <= 0:  # of a loss without a floor nothing can be said
             continue
         start = float(np.median(values[:BEGINNING]))
         last = float(np.median(values[-max(len(values) // 4, BEGINNING) :]))
@@ -44,12 +44,13 @@ def loss_growing(recording: Recording) -> Iterator[Finding]:
 
 def skipped_updates(recording: Recording) -> Iterator[Finding]:
     """Recorded steps in a row in which no update was made."""
-    skipped = np.array([step in recording.skipped for step in recording.recorded.tolist()], np.bool_)
+    steps = recording.steps
+    skipped = np.array([step in recording.skipped for step in steps.tolist()], np.bool_)
     edges = np.flatnonzero(np.diff(np.concatenate(([False], skipped, [False])).astype(np.int8)))
     for first, end in edges.reshape(-1, 2).tolist():
-        since, until = int(recording.recorded[first]), int(recording.recorded[end - 1])
+        since, until = int(steps[first]), int(steps[end - 1])
         if end - first >= FEWEST_SKIPPED and until - since + 1 >= IN_A_ROW:
-            goes_on = "up to the last one" if end == len(skipped) else f"up to step {until}"
+            goes_on = "up to the last one" if until == recording.recorded[-1] else f"up to step {until}"
             yield Finding(
                 rule="skipped_updates",
                 severity=Severity.ERROR,

@@ -6,10 +6,11 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
+import pyarrow as pa
 
 from layerscope.diagnose.finding import Evidence, Finding, Severity
-from layerscope.diagnose.recording import Recording
-from layerscope.records import Kind
+from layerscope.diagnose.recording import Flags, Recording
+from layerscope.records import Ints, Kind
 from layerscope.store.columns import flags, values
 
 #: Within a step the forward comes first, then the backward, what the optimizer applied, and what it left behind.
@@ -33,6 +34,10 @@ ADVICE = (
     "Gradients were finite where they were recorded: look at the optimizer's settings (eps, betas, lr), and record "
     "kinds='all' around this step.",
 )
+BATCH_FIRST = (
+    "Look at the batch of this step first: the data may have come in like this (kinds=('input', 'output') tells)."
+)
+COLUMNS = ("count", "nan", "pos_inf", "neg_inf")
 
 
 class Broken(NamedTuple):
@@ -42,6 +47,7 @@ class Broken(NamedTuple):
     site: str
     kind: Kind
     step: int
+    rank: int
     elements: int
     nan: int
     pos_inf: int
@@ -76,7 +82,7 @@ def not_finite(recording: Recording) -> Iterator[Finding]:
         step=step,
         title=f"{origin.what} first seen in the {origin.kind.value} of {origin.site!r}",
         why=" ".join(why),
-        advice=_advice(origin),
+        advice=_advice(recording, origin),
         evidence=tuple(
             Evidence(each.site, each.kind.value, step, "not finite", each.nan + each.pos_inf + each.neg_inf)
             for each in broken
@@ -84,51 +90,72 @@ def not_finite(recording: Recording) -> Iterator[Finding]:
     )
 
 
-def _advice(origin: Broken) -> str:
+def _advice(recording: Recording, origin: Broken) -> str:
     if origin.kind is Kind.INPUT:
         return "The data came in like this: check the batch of this step, and how it was normalised."
-    return ADVICE[STAGE[origin.kind]].format(site=origin.site)
+    advice = ADVICE[STAGE[origin.kind]].format(site=origin.site)
+    return f"{BATCH_FIRST} {advice}" if _may_be_the_data(recording, origin) else advice
+
+
+def _may_be_the_data(recording: Recording, origin: Broken) -> bool:
+    """Whether inputs were not recorded, and nothing that was recorded of the step's forward came before it."""
+    stage, number = origin.place
+    if stage != 0 or Kind.INPUT in recording.kinds:
+        return False
+    table = recording.finiteness
+    same = (values(table["step"]) == origin.step) & (values(table["rank"]) == origin.rank)
+    mode = recording.known[origin.rank, number]["mode"]
+    ran = [recording.known.get((origin.rank, each)) for each in values(table["series"])[same].tolist()]
+    forward = [row["series"] for row in ran if row and row["mode"] == mode and STAGE[Kind(row["kind"])] == 0]
+    return bool(number == min(forward, default=number))
 
 
 def _first_broken(recording: Recording) -> list[Broken]:
     """All broken tensors of the first step that has any, in the order of execution."""
-    suspects = [
-        each for each in _suspects(recording) if each.step not in recording.skipped or each.kind not in GRADIENTS
-    ]
-    lost = {int(step) for steps, loss in recording.losses.values() for step in steps[~np.isfinite(loss)]}
-    worst = [each.step for each in suspects if not _may_be_mask(each) or each.step in lost]
-    if not worst:
-        return []
-    step = min(worst)
-    masked = {each.place for each in suspects if each.step < step}
-    return sorted(each for each in suspects if each.step == step and not (_may_be_mask(each) and each.place in masked))
-
-
-def _may_be_mask(each: Broken) -> bool:
-    return each.kind in MASKS and not each.nan and not each.pos_inf
-
-
-def _suspects(recording: Recording) -> list[Broken]:
-    """Every tensor with elements that are not finite."""
     table = recording.finiteness
     bad = values(table["count"]) != values(table["finite"])
     if not bad.any():
         return []
-    columns = ("count", "nan", "pos_inf", "neg_inf")
+    rows = _suspects(recording, bad)
+    steps, series = values(rows["step"]), _series(rows)
+    lost = [known[~np.isfinite(loss)] for known, loss in recording.losses.values()]
+    may_be_mask = _are(MASKS, recording, series) & (values(rows["nan"]) == 0) & (values(rows["pos_inf"]) == 0)
+    worst = ~may_be_mask | np.isin(steps, np.concatenate([*lost, np.zeros(0, np.int64)]))
+    if not worst.any():
+        return []
+    first = steps[worst].min()
+    masked = may_be_mask & np.isin(series, series[steps < first])
+    return sorted(_broken(recording, row) for row in rows.filter(flags((steps == first) & ~masked)).to_pylist())
+
+
+def _suspects(recording: Recording, bad: Flags) -> pa.Table:
+    """What is not finite in the bad rows; without gradients of steps that AMP skipped."""
+    table = recording.finiteness
     numbers, steps = np.unique(values(table["series"])[bad]), np.unique(values(table["step"])[bad])
-    rows = recording.reader.moments(numbers, steps, columns)
-    bad = np.any([values(rows[name]) > 0 for name in columns[1:]], axis=0)
-    known = {(row["rank"], row["series"]): row for row in recording.series}
-    found = []
-    for row in rows.filter(flags(bad)).to_pylist():
-        series = known.get((row["rank"], row["series"]))
-        if series is None:  # first recorded since the series were listed
-            continue
-        kind = Kind(series["kind"])
-        turn = -row["series"] if kind is Kind.WEIGHT_GRAD else row["series"]  # backward reaches the last ones first
-        place = (STAGE[kind], turn)
-        found.append(Broken(place, series["site"], kind, row["step"], *(int(row[name]) for name in columns)))
-    return found
+    rows = recording.reader.moments(numbers, steps, COLUMNS)
+    rows = rows.filter(flags(np.any([values(rows[name]) > 0 for name in COLUMNS[1:]], axis=0)))
+    series = _series(rows)
+    skipped = np.isin(values(rows["step"]), list(recording.skipped)) & _are(GRADIENTS, recording, series)
+    return rows.filter(flags(_are(tuple(Kind), recording, series) & ~skipped))
+
+
+def _series(rows: pa.Table) -> Ints:
+    """One number for rank and series of each row."""
+    return values(rows["rank"]).astype(np.int64) << 32 | values(rows["series"])
+
+
+def _are(kinds: tuple[Kind, ...], recording: Recording, series: Ints) -> Flags:
+    """Which rows are of the kinds; one that was first recorded since the series were listed is of none."""
+    chosen = [rank << 32 | number for (rank, number), row in recording.known.items() if row["kind"] in kinds]
+    return np.isin(series, np.array(chosen, np.int64))
+
+
+def _broken(recording: Recording, row: dict[str, int]) -> Broken:
+    series = recording.known[row["rank"], row["series"]]
+    kind = Kind(series["kind"])
+    turn = -row["series"] if kind is Kind.WEIGHT_GRAD else row["series"]  # backward reaches the last ones first
+    numbers = (int(row[name]) for name in COLUMNS)
+    return Broken((STAGE[kind], turn), series["site"], kind, row["step"], row["rank"], *numbers)
 
 
 def loss_not_finite(recording: Recording) -> Iterator[Finding]:

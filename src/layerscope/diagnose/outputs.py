@@ -17,9 +17,9 @@ FEWEST_ELEMENTS = 8  # of an output that may be called constant: a loss has one
 
 
 def dead_units(recording: Recording) -> Iterator[Finding]:
-    """Outputs of which nothing but zeros, or one same value, is left until the end."""
+    """Outputs of which (almost) nothing but zeros, or one same value, is left until the end."""
     found = recording.histories(Kind.OUTPUT)
-    found = found.where("float" in place.dtype for place in found.places)
+    found = found.where("float" in place.dtype and place.whole for place in found.places)
     count, given = found.moments["count"], found.moments["count"] > 0
     share = np.divide(found.moments["zeros"], count, where=given, out=np.full(count.shape, np.nan))
     constant = (found.moments["min"] == found.moments["max"]) & (count >= FEWEST_ELEMENTS)
@@ -50,8 +50,12 @@ def _dead(found: Histories, rows: Ints, since: Ints, share: Floats) -> Finding:
     zeros = float(share[rows[0], at:][~np.isnan(share[rows[0], at:])].min())
     value = float(found.moments["max"][rows[0], -1])
     more = f" and {len(rows) - 1} more" if len(rows) > 1 else ""
-    what = (
-        "all elements are 0" if zeros == 1 else f"{zeros:.2%} of its elements are 0" if zeros else f"it is {value:.3g}"
+    amount, what = (
+        ("Nothing", "all elements are 0")
+        if zeros == 1
+        else ("Next to nothing", f"{zeros:.2%} of the elements are 0")
+        if zeros
+        else ("One constant", f"all elements are {value:.3g}")
     )
     began = "from the start" if at == 0 else f"since step {found.steps[at]}"
     return Finding(
@@ -60,9 +64,9 @@ def _dead(found: Histories, rows: Ints, since: Ints, share: Floats) -> Finding:
         site=first.site,
         kind=Kind.OUTPUT.value,
         step=int(found.steps[at]),
-        title=f"Nothing comes out of {first.site!r}{more}",
-        why=f"In the output of {first.site!r} {what} {began}, whatever goes in, up to step {found.steps[-1]}: nothing "
-        "can be learned through it.",
+        title=f"{amount} comes out of {first.site!r}{more}",
+        why=f"In the output of {first.site!r} {what} {began}, whatever goes in, up to step {found.steps[-1]}: "
+        f"{amount.lower() if zeros else 'nothing'} can be learned through it.",
         advice="Lower the learning rate, or the biases before it; LeakyReLU and GELU cannot die. If it died at one "
         "step, look at the batch and the gradients of that step.",
         evidence=tuple(found.evidence(int(row), int(since[row]), "zero_share", share[row, since[row]]) for row in rows),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,6 +19,7 @@ from layerscope.store.columns import values
 from layerscope.store.reader import Reader
 
 FEWEST_STEPS = 8  # recorded ones: with fewer, a median over time says little
+BEGINNING = 5  # steps that stand for the level at the start
 MOST_STEPS = 400  # of a longer run so many, spread evenly: medians stay the same, and it takes a fraction of the time
 
 Flags = npt.NDArray[np.bool_]
@@ -43,6 +45,7 @@ class Place:
     dtype: str
     shape: tuple[int, ...]
     number: int  # of its first series: they are numbered in the order in which they were first seen
+    whole: bool  # all elements were looked at, not a sample of them
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +79,11 @@ class Recording:
         self._known: dict[Kind, Histories] = {}
 
     @cached_property
+    def known(self) -> dict[tuple[int, int], dict[str, Any]]:
+        """The series by rank and number."""
+        return {(row["rank"], row["series"]): row for row in self.series}
+
+    @cached_property
     def finiteness(self) -> pa.Table:
         """Of every row how many elements it has, and how many of them are finite."""
         return self.reader.moments(None, None, ["count", "finite"])
@@ -91,9 +99,17 @@ class Recording:
         rows = self.reader.events().select(["step", "level", "text"]).to_pylist()
         return {row["step"]: row["text"] for row in rows if row["level"] == "skipped"}
 
-    @cached_property
+    @property
     def losses(self) -> dict[str, tuple[Ints, Floats]]:
-        """Steps and values of every KPI with "loss" in its name."""
+        """Steps and values of every KPI with "loss" in its name, up to where something was not finite."""
+        if self.until is None:
+            return self._losses
+        return {
+            name: (steps[steps < self.until], loss[steps < self.until]) for name, (steps, loss) in self._losses.items()
+        }
+
+    @cached_property
+    def _losses(self) -> dict[str, tuple[Ints, Floats]]:
         table = self.reader.kpis()
         steps, numbers = values(table["step"]), values(table["value"])
         names = np.array(table["name"].to_pylist(), object)
@@ -109,7 +125,7 @@ class Recording:
         """The histories of a kind in training mode, up to where something was not finite."""
         if kind not in self._known:
             steps = self.steps if kind in UNTHINNED else _thinned(self.steps)
-            chosen = [row for row in self.series if row["kind"] == kind.value and row["mode"] == Mode.TRAIN.value]
+            chosen = [row for row in self._chosen(kind) if row["mode"] == Mode.TRAIN.value]
             numbers = np.array([row["series"] for row in chosen], np.int32)
             wanted = None if len(steps) == len(self.recorded) else steps
             table = self.reader.moments(numbers, wanted, COLUMNS[kind])
@@ -119,9 +135,31 @@ class Recording:
     def own(self, kind: Kind, name: str) -> Histories:
         """One own statistic of a kind, thinned out."""
         steps = _thinned(self.steps)
-        chosen = [row for row in self.series if row["kind"] == kind.value]
+        chosen = self._chosen(kind)
         table = self.reader.extras(np.array([row["series"] for row in chosen], np.int32), steps, [name])
         return _matrices(table.append_column(name, table.column("value")), chosen, steps, (name,))
+
+    def sampled(self, kind: Kind) -> list[str]:
+        """The sites of which, in training mode, only a part of the elements was ever looked at."""
+        return list(dict.fromkeys(place.site for place in self.histories(kind).places if not place.whole))
+
+    def _chosen(self, kind: Kind) -> list[dict[str, Any]]:
+        """The series of a kind; the shape of one is that of its first row, so later ones may be smaller than it."""
+        return [
+            {**row, "whole": not 0 < self._most_elements.get((row["rank"], row["series"]), 0) < math.prod(row["shape"])}
+            for row in self.series
+            if row["kind"] == kind.value
+        ]
+
+    @cached_property
+    def _most_elements(self) -> dict[tuple[int, int], int]:
+        """By rank and series, the most elements that one of its rows was made of."""
+        names = ("rank", "series", "count")
+        rank, number, count = (values(self.finiteness[name]).astype(np.int64) for name in names)
+        across = 1 + int(number.max(initial=0))
+        most = np.zeros((1 + int(rank.max(initial=0))) * across, np.int64)
+        np.maximum.at(most, rank * across + number, count)
+        return {divmod(key, across): elements for key, elements in enumerate(most.tolist())}
 
 
 def medians(matrix: Floats) -> Floats:
@@ -141,16 +179,18 @@ def _thinned(steps: Ints) -> Ints:
 def _matrices(table: pa.Table, series: list[dict[str, Any]], steps: Ints, columns: tuple[str, ...]) -> Histories:
     """One row for each tensor; series of it that differ in the data type only are one history."""
     places: dict[tuple[object, ...], tuple[int, Place]] = {}
+    ranks = values(table["rank"]).astype(np.int64)  # they number their series each for itself
     most = 1 + max((row["series"] for row in series), default=0)
-    row_of = np.full((1 + max((row["rank"] for row in series), default=0)) * most, -1, np.int64)
+    row_of = np.full((1 + max((*(row["rank"] for row in series), ranks.max(initial=0)))) * most, -1, np.int64)
     for row in series:
         key = tuple(row[name] for name in ("rank", "site", "port", "reading"))
         number, shape = row["series"], tuple(row["shape"])
-        place = Place(row["site"], row["port"], Kind(row["kind"]), row["reading"], row["dtype"], shape, number)
+        names = (row["site"], row["port"], Kind(row["kind"]), row["reading"], row["dtype"])
+        place = Place(*names, shape, number, row["whole"])
         row_of[row["rank"] * most + number] = places.setdefault(key, (len(places), place))[0]
-    at = row_of[values(table["rank"]).astype(np.int64) * most + values(table["series"])]
+    at = row_of[ranks * most + values(table["series"])]
     time = np.searchsorted(steps, values(table["step"]))
-    inside = time < len(steps)  # what was recorded after the steps were listed
+    inside = (at >= 0) & (time < len(steps))  # not another rank's number, nor recorded after the steps were listed
     matrices = {}
     for name in columns:
         matrices[name] = np.full((len(places), len(steps)), np.nan)

@@ -10,9 +10,8 @@ import numpy as np
 from layerscope.diagnose.finding import Finding, Severity
 from layerscope.diagnose.gradients import applied
 from layerscope.diagnose.recording import Flags, Histories, Recording, medians
-from layerscope.records import Floats, Ints, Kind, Reading
+from layerscope.records import UPDATE_RATIO, Floats, Ints, Kind, Reading
 
-RATIO = "ratio"  # own statistic of updates: ‖Δw‖/‖w‖
 LARGE_UPDATE = 0.2  # of the weights in every step; around 1e-3 is usual, small networks with Adam begin near 0.1
 WILD_UPDATE = 1.0  # nothing is left of the weights of the step before
 SMALL_UPDATE = 1e-6  # a million steps would be needed, and float32 rounds most of it away (its eps is 1.2e-7)
@@ -66,15 +65,16 @@ def stuck_weights(recording: Recording) -> Iterator[Finding]:
     if not still.any():
         return
     gradients = _gradient_by_site(recording)
-    if still.all():
+    whole = _whole(weights)
+    if still.all() and whole.all():
         if gradients:
             yield _stuck(weights, np.flatnonzero(still), ALL_STILL)
         return
     rows: dict[Case, list[int]] = {}
-    for row in np.flatnonzero(still).tolist():
+    for row in np.flatnonzero(still & whole).tolist():
         largest, reading = gradients.get(weights.places[row].site, (None, ""))
-        if largest != 0:  # exactly zero is a rule of its own
-            case = UNSEEN if largest is None else LOST if reading == Reading.OPTIMIZER.value else FORGOTTEN
+        case = UNSEEN if largest is None else LOST if reading == Reading.OPTIMIZER.value else FORGOTTEN
+        if largest != 0 and not (case is UNSEEN and still.all()):  # 0 is a rule of its own; and do others learn?
             rows.setdefault(case, []).append(row)
     for case, stuck in rows.items():
         yield _stuck(weights, np.array(stuck), case)
@@ -106,6 +106,11 @@ def _unchanged(weights: Histories) -> Flags:
     return still
 
 
+def _whole(found: Histories) -> Flags:
+    """Which rows are of all elements: of a sample, what stays or is zero says nothing of the rest."""
+    return np.array([place.whole for place in found.places], np.bool_)
+
+
 def _gradient_by_site(recording: Recording) -> dict[str, tuple[float, str]]:
     """The largest norm of each parameter's gradient, and when it was read: applied counts, if it ever was."""
     if Kind.WEIGHT_GRAD not in recording.kinds:
@@ -124,9 +129,9 @@ def zero_gradients(recording: Recording) -> Iterator[Finding]:
     found = applied(recording)
     sizes = found.moments["sum2"]
     zero = (np.nan_to_num(sizes) == 0).all(axis=1) & ~np.isnan(sizes).all(axis=1)
-    if not zero.any() or zero.all():
+    rows = np.flatnonzero(zero & _whole(found))
+    if not len(rows) or zero.all():
         return
-    rows = np.flatnonzero(zero)
     site = found.places[rows[0]].site
     more = f" and {len(rows) - 1} more" if len(rows) > 1 else ""
     yield Finding(
@@ -146,10 +151,10 @@ def zero_gradients(recording: Recording) -> Iterator[Finding]:
 
 def update_ratio(recording: Recording) -> Iterator[Finding]:
     """Updates so large that weights cannot settle, or so small that they do not get anywhere."""
-    found = recording.own(Kind.UPDATE, RATIO)
+    found = recording.own(Kind.UPDATE, UPDATE_RATIO)
     # Biases begin at 0: their first updates are infinitely large, and right.
     found = found.where(len(place.shape) > 1 for place in found.places)
-    ratios = found.moments[RATIO]
+    ratios = found.moments[UPDATE_RATIO]
     if not ratios.size:
         return
     later = ratios[:, ratios.shape[1] // 2 :]
@@ -167,7 +172,7 @@ def _updates(found: Histories, typical: Floats, which: Flags, *, large: bool) ->
     rows = np.flatnonzero(which)
     rows = rows[np.argsort(-typical[rows] if large else typical[rows])]
     site, ratio = found.places[rows[0]].site, float(typical[rows[0]])
-    out = found.moments[RATIO][rows[0]]
+    out = found.moments[UPDATE_RATIO][rows[0]]
     onset = int(np.flatnonzero(out > LARGE_UPDATE if large else out < SMALL_UPDATE)[0])
     more = f" and {len(rows) - 1} more" if len(rows) > 1 else ""
     return Finding(
@@ -183,5 +188,5 @@ def _updates(found: Histories, typical: Floats, which: Flags, *, large: bool) ->
         if large
         else "Raise the learning rate, or check whether gradients arrive at all (a scale that is divided out twice, a "
         "loss divided by the batch, vanishing gradients).",
-        evidence=tuple(found.evidence(int(row), -1, RATIO, typical[row]) for row in rows),
+        evidence=tuple(found.evidence(int(row), -1, UPDATE_RATIO, typical[row]) for row in rows),
     )
