@@ -23,3 +23,9 @@ class Run(RunTables):
     def traces(self) -> list[Trace]:
         """The traces saved in the run, oldest first; their values are numpy arrays."""
         return [stored_trace(read_pass(folder)) for folder in pass_folders(self.path)]
+
+    def show(self) -> object:
+        """The run to look at: in a notebook a widget, as last line of a cell; elsewhere it opens in the browser."""
+        from layerscope.shown import show
+
+        return show(self.path, "")

@@ -18,6 +18,7 @@ from layerscope.store.compact import compact
 from layerscope.store.folder import create
 from layerscope.store.format import read_manifest
 from layerscope.store.reader import Reader
+from layerscope.store.values import values_names
 from layerscope.store.writer import FolderSink
 from tests.store.runs import check_numbers, keys_of, put_steps, series_at, start
 
@@ -218,8 +219,8 @@ def read_all(folder: Path) -> set[tuple[int, int, int, int]]:
     reader.revision()
     reader.events()
     reader.graph()
-    for step in reader.value_steps():
-        for kept in reader.values(int(step)):
+    for step in {name.step for name in values_names(folder)}:
+        for kept in reader.values(step):
             assert kept.array.tolist() == series_values().tolist()
     return set(check_numbers(reader))
 

@@ -152,7 +152,7 @@ def test_values_come_back_as_they_were_with_the_series_beside_them(tmp_path: Pat
     sink.put(Value(8, 0, np.zeros(2, np.complex128)))  # safetensors has no such type
     sink.close()
     reader = Reader(tmp_path / "run")
-    assert reader.value_steps().tolist() == [7]
+    assert reader.values(8) == []
     kept = reader.values(7)
     assert [one.series for one in kept] == [0, 1, 2, 0]
     for one, array in zip(kept, [*arrays, np.ones(2)], strict=True):

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from layerscope.records import Ints
-from layerscope.viz.scalar import scalar_view
+from layerscope.viz.scalar import scalar_view, smoothed
 from layerscope.viz.screen import Screen, columns
 
 
@@ -61,3 +61,20 @@ def test_columns_do_not_touch_over_a_long_pause() -> None:
     grouped = columns(np.array([0, 1, 2, 3, 100, 101]), 50)
     assert grouped.right[3] < 10
     assert grouped.left[4] > 90
+
+
+@given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=80), st.sampled_from([0.1, 0.5, 0.9, 0.99]))
+def test_the_smoothed_curve_is_the_weighted_mean_of_what_was_before(values: list[float], weight: float) -> None:
+    curve = smoothed(np.array(values), weight)
+    for at in range(len(values)):
+        weights = weight ** np.arange(at, -1, -1.0)
+        expected = np.average(values[: at + 1], weights=weights)
+        np.testing.assert_allclose(curve[at], expected, rtol=1e-6, atol=1e-6 * max(map(abs, values)))
+
+
+def test_a_smoothed_curve_begins_the_same_wherever_the_picture_begins() -> None:
+    steps, values = np.arange(1000), np.sin(np.arange(1000) / 9)
+    whole = scalar_view("loss", steps, values, Screen(width=1000), 0.9)
+    part = scalar_view("loss", steps, values, Screen(width=1000, first=500), 0.9)
+    np.testing.assert_array_equal(part.smooth, whole.smooth[500:])
+    assert len(scalar_view("loss", steps, values, Screen()).smooth) == 0

@@ -30,7 +30,7 @@ export function value(x: number | null | undefined, digits = 4): string {
     const [mantissa = "", exponent = "0"] = size.toExponential(digits - 2).split("e");
     return `${sign}${mantissa.replace(/\.?0+$/, "")}e${exponent.replace("+", "").replace("-", MINUS)}`;
   }
-  const text = size.toPrecision(digits);
+  const text = size >= 10 ** digits ? String(Math.round(size)) : size.toPrecision(digits);
   return sign + (text.includes(".") ? text.replace(/\.?0+$/, "") : text);
 }
 

@@ -1,5 +1,6 @@
 /** The live channel: hears which runs changed, and comes back after a server restart. */
 
+import { isFile } from "./offline";
 import type { Change } from "./wire.gen";
 
 const FIRST_WAIT_MS = 400;
@@ -16,7 +17,7 @@ export class Live {
     readonly changed: (change: Change) => void,
     readonly connectedAgain: () => void,
   ) {
-    this.#open();
+    if (!isFile) this.#open();
   }
 
   close(): void {

@@ -1,6 +1,7 @@
 /** One thing the page shows, asked for again whenever it may have changed. */
 
 import { untrack } from "svelte";
+import { HOLDS, inFile, isFile } from "./offline";
 import { decode } from "./wire";
 import type { Problem } from "./wire.gen";
 
@@ -87,7 +88,14 @@ export class Resource<T> {
 /** An answer of the server that says why it gives no view. */
 export class Refused extends Error {}
 
-async function ask<T>(path: string, signal: AbortSignal): Promise<T> {
+export async function ask<T>(path: string, signal: AbortSignal): Promise<T> {
+  if (isFile) {
+    const message = await inFile(path);
+    if (message !== null) return decode<T>(message);
+    throw new Refused(
+      `This is not in the file, which holds ${HOLDS}. Open the run itself with \`layerscope ui\`.`,
+    );
+  }
   let response: Response;
   try {
     response = await fetch(path, { signal });

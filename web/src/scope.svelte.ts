@@ -1,20 +1,40 @@
 /** The state of the page: what is selected, what was answered, where the cross-hair is. */
 
-import { nearest, type Span } from "./charts/scale";
+import { LEFT, nearest, RIGHT, type Span } from "./charts/scale";
 import { Live } from "./live.svelte";
+import { START_AT } from "./offline";
 import { Resource } from "./resource.svelte";
 import { fragment, parsed, type Selection, seriesFor } from "./selection";
 import type { HistogramView, RunList, ScalarView, SeriesEntry, SiteList, Timeline } from "./wire.gen";
 
 /** Selecting another of these is a place to come back to; the rest only changes how it looks. */
-const PLACES = ["run", "site", "kind", "port", "mode", "dtype", "reading"] as const;
+const PLACES = [
+  "run",
+  "view",
+  "site",
+  "kind",
+  "port",
+  "mode",
+  "dtype",
+  "reading",
+  "trace",
+  "op",
+  "within",
+  "entered",
+] as const;
 
 export class Scope {
-  selection = $state<Selection>(parsed(location.hash));
+  selection = $state<Selection>(parsed(location.hash || START_AT));
   hover = $state<number | null>(null);
-  /** Pixels of the plots. */
-  width = $state(0);
+  /** Pixels that the plots and the room beside them have. */
+  room = $state(0);
   bins = $state(96);
+  /** Room to the left of all plots: the labels of a heat map need more of it. */
+  left = $state(LEFT);
+  /** Steps that are shown too, though the selected run has none there: those of runs that are compared with it. */
+  reach = $state<Span | null>(null);
+  /** What is searched for among the sites. */
+  search = $state("");
 
   readonly runs = new Resource<RunList>(1000);
   readonly sites = new Resource<SiteList>(2000);
@@ -48,6 +68,19 @@ export class Scope {
     $effect(() => this.#chooseSite());
   }
 
+  /** Changes whenever the selected run may have something new. */
+  get news(): number {
+    return this.#runNews;
+  }
+
+  /** Changes whenever any run may have something new. */
+  get newsOfAll(): number {
+    return this.#listNews;
+  }
+
+  /** Pixels of the plots, in whole multiples: dragging the window must not ask for a new picture at every pixel. */
+  readonly width = $derived(Math.floor(Math.max(this.room - this.left - RIGHT, 0) / 16) * 16);
+
   readonly entry = $derived(this.runs.value?.runs.find((run) => run.name === this.selection.run) ?? null);
 
   readonly seriesOfSite = $derived(
@@ -72,12 +105,14 @@ export class Scope {
       Math.min(
         timeline?.first_step ?? Number.POSITIVE_INFINITY,
         histogram?.left[0] ?? Number.POSITIVE_INFINITY,
+        this.reach?.min ?? Number.POSITIVE_INFINITY,
       );
     const to =
       last ??
       Math.max(
         timeline?.last_step ?? Number.NEGATIVE_INFINITY,
         histogram?.right.at(-1) ?? Number.NEGATIVE_INFINITY,
+        this.reach?.max ?? Number.NEGATIVE_INFINITY,
       );
     if (!Number.isFinite(from) || !Number.isFinite(to)) return { min: 0, max: 1 };
     return to > from ? { min: from, max: to } : { min: from - 0.5, max: from + 0.5 };
@@ -95,7 +130,8 @@ export class Scope {
 
   #write(moved: boolean): void {
     const hash = fragment(this.selection);
-    if (hash === location.hash) return;
+    // A page inside a notebook may have no address of its own.
+    if (hash === location.hash || location.protocol === "about:") return;
     if (moved) history.pushState(null, "", hash);
     else history.replaceState(null, "", hash);
   }
@@ -138,7 +174,8 @@ export class Scope {
     void this.#runNews;
     const address = run === null ? null : `api/run/${encodeURIComponent(run)}`;
     this.sites.load(address && `${address}/sites`, `${run}`);
-    if (this.width > 0) this.timeline.load(address && `${address}/timeline?${this.#screen()}`, `${run}`);
+    if (this.width > 0)
+      this.timeline.load(address && `${address}/timeline?${this.screen()}${this.smooth()}`, `${run}`);
   }
 
   #loadSeries(): void {
@@ -152,16 +189,25 @@ export class Scope {
       return;
     }
     const address = `api/run/${encodeURIComponent(run)}`;
-    const which = `series=${series.series}&rank=${series.rank}&${this.#screen()}`;
+    const which = `series=${series.series}&rank=${series.rank}&${this.screen()}`;
     const identity = `${run}/${series.series}/${series.rank}`;
-    this.scalar.load(`${address}/scalar?${which}&stat=${encodeURIComponent(stat)}`, `${identity}/${stat}`);
+    this.scalar.load(
+      `${address}/scalar?${which}&stat=${encodeURIComponent(stat)}${this.smooth()}`,
+      `${identity}/${stat}`,
+    );
     this.histogram.load(
       `${address}/histogram?${which}&axis=${axis}&height=${this.bins}`,
       `${identity}/${axis}`,
     );
   }
 
-  #screen(): string {
+  /** Weight of the running mean, for requests of curves. */
+  smooth(): string {
+    return this.selection.smooth > 0 ? `&smooth=${this.selection.smooth / 100}` : "";
+  }
+
+  /** Width and steps of the plots, for requests. */
+  screen(): string {
     const { first, last } = this.selection;
     const parts = [`width=${this.width}`];
     if (first !== null) parts.push(`first=${Math.round(first)}`);

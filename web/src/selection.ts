@@ -2,8 +2,13 @@
 
 import type { AxisKind, SeriesEntry } from "./wire.gen";
 
+/** The views of a run, in the order of their tabs. */
+export const VIEWS = ["charts", "graph", "heatmap", "findings", "traces", "compare"] as const;
+export type ViewName = (typeof VIEWS)[number];
+
 export interface Selection {
   run: string | null;
+  view: ViewName;
   site: string | null;
   port: string | null;
   kind: string | null;
@@ -23,10 +28,36 @@ export interface Selection {
   /** The part of the training that is shown. */
   first: number | null;
   last: number | null;
+  /** The trace that is shown, its operation, the blocks that are open ("3.17"), and the one that is looked at. */
+  trace: string | null;
+  op: number | null;
+  opened: string | null;
+  within: number | null;
+  /** The field that the nodes of a trace are coloured by. */
+  tint: string | null;
+  /** Whether every pass of a loop is a node of its own. */
+  unrolled: boolean;
+  /** In the graph: the part that was entered, those that are open, those with a panel of their own (see `keysIn`). */
+  entered: string | null;
+  expanded: string | null;
+  pins: string | null;
+  /** The kind whose statistic colours the graph; "none" for no colours. */
+  by: string | null;
+  /** Runs that are compared with the chosen one. */
+  runs: readonly string[];
+  /** How they are compared: curves when null. */
+  comparing: string | null;
+  /** Whether a difference is shown as ratio. */
+  ratio: boolean;
+  /** Weight of what was before in smoothed curves, in percent. */
+  smooth: number;
+  /** Whether the colours of the heat map are linear, not logarithmic. */
+  heatLinear: boolean;
 }
 
 export const START: Readonly<Selection> = {
   run: null,
+  view: "charts",
   site: null,
   port: null,
   kind: null,
@@ -42,11 +73,46 @@ export const START: Readonly<Selection> = {
   step: null,
   first: null,
   last: null,
+  trace: null,
+  op: null,
+  opened: null,
+  within: null,
+  tint: null,
+  unrolled: false,
+  entered: null,
+  expanded: null,
+  pins: null,
+  by: null,
+  runs: [],
+  comparing: null,
+  ratio: false,
+  smooth: 0,
+  heatLinear: false,
 };
 
-const TEXTS = ["run", "site", "port", "kind", "mode", "dtype", "reading", "stat", "kpi"] as const;
-const NUMBERS = ["rank", "step", "first", "last"] as const;
-const FLAGS = ["log", "kpiLog"] as const;
+const TEXTS = [
+  "run",
+  "site",
+  "port",
+  "kind",
+  "mode",
+  "dtype",
+  "reading",
+  "stat",
+  "kpi",
+  "trace",
+  "opened",
+  "tint",
+  "entered",
+  "expanded",
+  "pins",
+  "by",
+  "comparing",
+] as const;
+const NUMBERS = ["rank", "step", "first", "last", "op", "within", "smooth"] as const;
+const FLAGS = ["log", "kpiLog", "unrolled", "ratio", "heatLinear"] as const;
+/** In percent: above it a curve hardly moves. */
+export const MOST_SMOOTH = 99;
 const AXES: readonly string[] = ["linear", "symlog", "log"] satisfies AxisKind[];
 
 /** The selection that an address's fragment describes; what it does not name, or names wrongly, is as at the start. */
@@ -63,18 +129,23 @@ export function parsed(hash: string): Selection {
   }
   const axis = given.get("axis");
   if (axis !== null && AXES.includes(axis)) selection.axis = axis as AxisKind;
+  const view = VIEWS.find((name) => name === given.get("view"));
+  if (view !== undefined) selection.view = view;
   for (const name of FLAGS) selection[name] = given.get(name) === "1";
+  selection.smooth = Math.min(Math.max(selection.smooth, 0), MOST_SMOOTH);
+  selection.runs = [...new Set(given.getAll("runs"))];
   return selection;
 }
 
 /** The fragment that describes a selection: only what differs from the start. */
 export function fragment(selection: Selection): string {
   const out = new URLSearchParams();
-  for (const name of [...TEXTS, ...NUMBERS, "axis"] as const) {
+  for (const name of [...TEXTS, ...NUMBERS, "axis", "view"] as const) {
     const value = selection[name];
     if (value !== null && value !== START[name]) out.set(name, String(value));
   }
   for (const name of FLAGS) if (selection[name]) out.set(name, "1");
+  for (const run of selection.runs) out.append("runs", run);
   return `#${out.toString()}`;
 }
 
@@ -87,7 +158,7 @@ export function variantsOf(series: readonly SeriesEntry[], of: SeriesEntry): Ser
 /** The series of a site that agrees with most of the selection, the kind counting most; of equal ones the newest. */
 export function seriesFor(series: readonly SeriesEntry[], selection: Selection): SeriesEntry | null {
   const score = (entry: SeriesEntry) =>
-    (entry.kind === selection.kind ? 8 : 0) +
+    (entry.kind === (selection.kind ?? "output") ? 8 : 0) +
     (entry.port === selection.port ? 4 : 0) +
     (entry.mode === (selection.mode ?? "train") ? 2 : 0) +
     (entry.rank === selection.rank ? 1 : 0);
@@ -99,4 +170,21 @@ export function seriesFor(series: readonly SeriesEntry[], selection: Selection):
     (entry.dtype === selection.dtype ? 2 : 0) + (entry.reading === selection.reading ? 1 : 0);
   const most = Math.max(...variants.map(agreeing));
   return variants.filter((entry) => agreeing(entry) === most).at(-1) ?? found;
+}
+
+/** Names of parts of the graph in one text: they can hold anything, so each is encoded by itself. */
+export function keysText(keys: Iterable<string>): string {
+  return [...keys].map(encodeURIComponent).join(" ");
+}
+
+export function keysIn(text: string | null): string[] {
+  return (text ?? "").split(" ").filter(Boolean).map(decoded);
+}
+
+function decoded(text: string): string {
+  try {
+    return decodeURIComponent(text);
+  } catch {
+    return text;
+  }
 }

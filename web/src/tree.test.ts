@@ -1,5 +1,5 @@
 import { expect, test } from "vitest";
-import { rowsOf, treeOf } from "./tree";
+import { fitting, rowsOf, treeOf } from "./tree";
 import type { SeriesEntry } from "./wire.gen";
 
 function series(site: string, kind = "output"): SeriesEntry {
@@ -48,4 +48,11 @@ test("a search finds sites by parts of their names, by stars and by kinds", () =
   expect(found("h.*.mlp")).toEqual(["model.h.0.mlp", "model.h.0.mlp.weight", "model.h.1.mlp"]);
   expect(found("weight")).toEqual(["model.h.0.mlp.weight"]);
   expect(found("[a-z]")).toEqual([]);
+});
+
+test("chips that do not fit are left over", () => {
+  expect(fitting(["in", "out", "w"], 1000)).toBe(3);
+  expect(fitting(["in", "out", "w"], 60)).toBe(1);
+  expect(fitting(["in"], 10)).toBe(0);
+  expect(fitting([], 10)).toBe(0);
 });

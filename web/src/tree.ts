@@ -71,18 +71,35 @@ export function rowsOf(tree: readonly SiteNode[], closed: ReadonlySet<string>, s
   return rows;
 }
 
-/** All words must occur in the path or be one of its kinds; `*` stands for anything. */
 function matcher(search: string): (node: SiteNode) => boolean {
+  const matches = pathMatcher(search);
+  return (node) =>
+    matches(
+      node.path,
+      node.series.map((entry) => entry.kind),
+    );
+}
+
+/** All words must occur in the path or be one of its kinds; `*` stands for anything. */
+export function pathMatcher(search: string): (path: string, kinds: readonly string[]) => boolean {
   const words = search.toLowerCase().split(/\s+/).filter(Boolean);
   const tests = words.map((word) => new RegExp(word.split("*").map(escaped).join(".*")));
-  return (node) => {
-    const path = node.path.toLowerCase();
-    return tests.every(
-      (test, at) => test.test(path) || node.series.some((entry) => entry.kind === words[at]),
-    );
-  };
+  return (path, kinds) =>
+    tests.every((test, at) => test.test(path.toLowerCase()) || kinds.includes(words[at] ?? ""));
 }
 
 function escaped(text: string): string {
   return text.replace(/[.*+?^${}()|[\]\\]/g, "\\$&");
+}
+
+/** How many of the chips fit side by side into so many pixels, with room for a "+3" if not all do. */
+export function fitting(labels: readonly string[], pixels: number): number {
+  const MORE = 22;
+  let used = 0;
+  for (const [at, label] of labels.entries()) {
+    used += 15 + 6.4 * label.length;
+    const last = at === labels.length - 1;
+    if (used > pixels - (last ? 0 : MORE)) return at;
+  }
+  return labels.length;
 }

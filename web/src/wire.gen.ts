@@ -13,6 +13,7 @@ export interface ScalarView {
   readonly high: Float64Array;
   readonly last: Float64Array;
   readonly not_finite: Float64Array;
+  readonly smooth: Float64Array;
 }
 
 /** Histogram over time: how many elements lie in each bin of each column, and what lies outside the bins. */
@@ -40,6 +41,13 @@ export interface HistogramView {
   readonly quantiles: Float64Array;
 }
 
+/** How many findings of each severity a run has. */
+export interface FindingCounts {
+  readonly errors: number;
+  readonly warnings: number;
+  readonly notes: number;
+}
+
 /** One line of the list of runs. */
 export interface RunEntry {
   readonly name: string;
@@ -49,6 +57,7 @@ export interface RunEntry {
   readonly kpi_values: Float64Array;
   readonly sparkline: Float64Array;
   readonly problem: string | null;
+  readonly findings: FindingCounts | null;
 }
 
 /** The runs that are served. */
@@ -94,6 +103,244 @@ export interface Timeline {
   readonly events: readonly EventEntry[];
 }
 
+/** One line of the list of traces. */
+export interface TraceEntry {
+  readonly name: string;
+  readonly model: string;
+  readonly operations: number;
+  readonly values: number;
+  readonly gradients: number;
+  readonly elapsed_s: number;
+  readonly failure: string | null;
+  readonly step: number | null;
+}
+
+/** The traces saved in a run, oldest first. */
+export interface TraceList {
+  readonly run: string;
+  readonly traces: readonly TraceEntry[];
+}
+
+/** One of the modules around something. */
+export interface Crumb {
+  readonly id: number;
+  readonly title: string;
+}
+
+/** The graph of a trace, and which operation each of its parts begins with. */
+export interface PassPicture {
+  readonly graph: NestedGraph;
+  readonly parts: Float64Array;
+  readonly operations: Float64Array;
+}
+
+/** A field of operations, such as their time, by part of the graph. */
+export interface PassNumbers {
+  readonly name: string;
+  readonly parts: Float64Array;
+  readonly values: Float64Array;
+  readonly stops: readonly string[];
+}
+
+/** An operation that another one speaks of. */
+export interface OperationLink {
+  readonly operation: number;
+  readonly label: string;
+  readonly module: string;
+  readonly shape: string;
+  readonly argument: string;
+}
+
+/** Something known of an operation, in words. */
+export interface Fact {
+  readonly name: string;
+  readonly text: string;
+}
+
+/** A line of the call stack, with the code around it where that was kept. */
+export interface StackLine {
+  readonly file: string;
+  readonly line: number;
+  readonly function: string;
+  readonly first_line: number;
+  readonly code: readonly string[];
+}
+
+/** Everything known of one operation but its value. */
+export interface OperationView {
+  readonly operation: number;
+  readonly operations: number;
+  readonly label: string;
+  readonly function: string;
+  readonly role: string;
+  readonly module: string;
+  readonly module_class: string;
+  readonly site: string;
+  readonly shape: readonly number[];
+  readonly dtype: string;
+  readonly facts: readonly Fact[];
+  readonly arguments: readonly Fact[];
+  readonly parents: readonly OperationLink[];
+  readonly children: readonly OperationLink[];
+  readonly passes: readonly OperationLink[];
+  readonly stack: readonly StackLine[];
+  readonly part: number;
+  readonly around: readonly Crumb[];
+  readonly has_value: boolean;
+  readonly has_gradient: boolean;
+  readonly is_stale: boolean;
+}
+
+/** Operations that a search found. */
+export interface OperationList {
+  readonly found: number;
+  readonly operations: readonly OperationLink[];
+}
+
+/** A tensor as a picture: cells of elements, each standing for one or more of them. */
+export interface ValueView {
+  readonly picture: string;
+  readonly pictures: readonly string[];
+  readonly shape: readonly number[];
+  readonly dtype: string;
+  readonly note: string;
+  readonly index: readonly number[];
+  readonly first_tile: number;
+  readonly tiles: number;
+  readonly all_tiles: number;
+  readonly rows: number;
+  readonly columns: number;
+  readonly row_step: number;
+  readonly column_step: number;
+  readonly cells: Float32Array;
+  readonly low: Float64Array;
+  readonly high: Float64Array;
+  readonly range: Float64Array;
+  readonly numbers: Float64Array;
+  readonly number_names: readonly string[];
+}
+
+/** From where to where colours go; all None where there is no finite value. */
+export interface ColourScale {
+  readonly low: number | null;
+  readonly high: number | null;
+  readonly robust_low: number | null;
+  readonly robust_high: number | null;
+  readonly abs_low: number | null;
+  readonly abs_high: number | null;
+}
+
+/** One statistic of all tensors over the steps. Rows stand as the tree of modules is read from top to bottom. */
+export interface HeatMapView {
+  readonly stat: string;
+  readonly thinned: boolean;
+  readonly first_steps: Float64Array;
+  readonly last_steps: Float64Array;
+  readonly left: Float32Array;
+  readonly right: Float32Array;
+  readonly labels: readonly string[];
+  readonly sites: readonly string[];
+  readonly ports: readonly string[];
+  readonly depths: Float64Array;
+  readonly inside: Float64Array;
+  readonly own: Float64Array;
+  readonly whole: Float64Array;
+  readonly cells: Float32Array;
+  readonly scale: ColourScale;
+}
+
+/** How two runs differ: `first` − `second`, or the base-2 logarithm of their ratio, where both have something. */
+export interface DifferenceView {
+  readonly first: string;
+  readonly second: string;
+  readonly ratio: boolean;
+  readonly steps_in_common: number;
+  readonly steps_of_first: number;
+  readonly steps_of_second: number;
+  readonly only_in_first: readonly string[];
+  readonly only_in_second: readonly string[];
+  readonly view: HeatMapView;
+}
+
+/** Where a number was found that a finding rests on. */
+export interface EvidenceEntry {
+  readonly site: string;
+  readonly kind: string;
+  readonly step: number;
+  readonly stat: string;
+}
+
+/** Something a rule found: what, where, since when, why, and what to do. */
+export interface FindingEntry {
+  readonly rule: string;
+  readonly severity: string;
+  readonly site: string;
+  readonly kind: string;
+  readonly step: number;
+  readonly title: string;
+  readonly why: string;
+  readonly advice: string;
+  readonly consequence: boolean;
+  readonly evidence: readonly EvidenceEntry[];
+  readonly numbers: Float64Array;
+}
+
+/** A rule that could not be applied, and what it lacked. */
+export interface NotCheckedEntry {
+  readonly rule: string;
+  readonly reason: string;
+}
+
+/** What is wrong with a run, causes before consequences. */
+export interface FindingsView {
+  readonly run: string;
+  readonly verdict: string;
+  readonly counts: FindingCounts;
+  readonly checked: number;
+  readonly last_step: number | null;
+  readonly findings: readonly FindingEntry[];
+  readonly not_checked: readonly NotCheckedEntry[];
+}
+
+/** One number of one run over the steps; None with the reason where the run does not have it. */
+export interface RunCurve {
+  readonly run: string;
+  readonly view: ScalarView | null;
+  readonly lacking: string;
+}
+
+/** One number of several runs. */
+export interface Curves {
+  readonly name: string;
+  readonly runs: readonly RunCurve[];
+}
+
+/** The KPIs of several runs, and one statistic of the same tensor in each. */
+export interface CompareView {
+  readonly first_step: number | null;
+  readonly last_step: number | null;
+  readonly kpis: readonly Curves[];
+  readonly tensor: Curves;
+}
+
+/** The histogram of one tensor at one step of one run; without a step where the run does not have it. */
+export interface StepHistogram {
+  readonly run: string;
+  readonly step: number | null;
+  readonly lacking: string;
+  readonly counts: Float64Array;
+  readonly numbers: Float64Array;
+  readonly extremes: Float64Array;
+}
+
+/** Histograms of the same tensor in several runs, on one axis of values. */
+export interface HistogramsView {
+  readonly axis: AxisKind;
+  readonly edges: Float64Array;
+  readonly ticks: Float64Array;
+  readonly runs: readonly StepHistogram[];
+}
+
 /** Sent over the live channel when a run has new rows, another status, appeared or vanished. */
 export interface Change {
   readonly run: string;
@@ -104,4 +351,65 @@ export interface Change {
 /** Why a request was refused, as JSON, with a status of 4xx or 5xx. */
 export interface Problem {
   readonly problem: string;
+}
+
+/** The order of one group: flows, places in layers (spots), the links between them, and ways back (lanes). */
+export interface GroupOrder {
+  readonly group: number;
+  readonly flow_tensors: readonly number[];
+  readonly flow_sources: readonly number[];
+  readonly flow_leaves: readonly number[];
+  readonly flow_out_of: readonly number[];
+  readonly target_flows: readonly number[];
+  readonly target_children: readonly number[];
+  readonly target_into: readonly number[];
+  readonly spot_children: readonly number[];
+  readonly spot_flows: readonly number[];
+  readonly layer_sizes: readonly number[];
+  readonly layer_spots: readonly number[];
+  readonly link_uppers: readonly number[];
+  readonly link_lowers: readonly number[];
+  readonly link_flows: readonly number[];
+  readonly lane_flows: readonly number[];
+  readonly lane_targets: readonly number[];
+  readonly lane_numbers: readonly number[];
+  readonly input_names: readonly string[];
+  readonly input_tensors: readonly number[];
+  readonly output_names: readonly string[];
+  readonly output_tensors: readonly number[];
+}
+
+/** Some groups of a graph. */
+export interface GroupOrders {
+  readonly groups: readonly GroupOrder[];
+}
+
+/** All parts of a graph; a part's number is its place in the columns, and part 0 is the whole. */
+export interface NestedGraph {
+  readonly title: string;
+  readonly note: string;
+  readonly parents: readonly number[];
+  readonly roles: readonly string[];
+  readonly names: readonly string[];
+  readonly details: readonly string[];
+  readonly widths: readonly number[];
+  readonly heights: readonly number[];
+  readonly title_widths: readonly number[];
+  readonly times: readonly number[];
+  readonly sites: readonly string[];
+  readonly facts: readonly string[];
+  readonly opened: readonly number[];
+  readonly groups: readonly GroupOrder[];
+}
+
+/** A statistic at one step, one number for each part that has it, and the scale for its colours. */
+export interface PartNumbers {
+  readonly kind: string;
+  readonly stat: string;
+  readonly step: number | null;
+  readonly parts: Float64Array;
+  readonly values: Float64Array;
+  readonly low: number | null;
+  readonly high: number | null;
+  readonly logarithmic: boolean;
 }

@@ -18,7 +18,15 @@ EXAMPLES = """examples:
   layerscope show runs/first                        what a run holds
   layerscope show runs/first "layers.*" --stat rms  one statistic of the sites that match
   layerscope check runs/first                       what is wrong with the training, since when, what to do
+  layerscope report runs/first -o first.html        one file to mail: the page with what was recorded
   layerscope compact runs/first                     smaller and faster to read, while or after training
+"""
+REPORT_EXAMPLES = """examples:
+  layerscope report runs/first                  first.html: the page, the histories and the traces of the run
+  layerscope report runs/first -o mail.html     under another name
+  layerscope report runs/first --size 4         at most 4 MB beside the page; what was found wrong comes first
+
+The file needs no server and no network. It says what it holds when the pointer rests on "saved page".
 """
 CHECK_EXAMPLES = """examples:
   layerscope check runs/first             one run, finished or still training
@@ -93,6 +101,17 @@ def parser() -> argparse.ArgumentParser:
     check.add_argument("--json", action="store_true", help="all findings with their evidence, as JSON")
     check.set_defaults(run=_check)
 
+    report = commands.add_parser(
+        "report",
+        help="a run as one HTML file to mail",
+        epilog=REPORT_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    report.add_argument("run_folder", type=Path, metavar="RUN", help="the folder of a run")
+    report.add_argument("-o", "--output", type=Path, metavar="FILE", help="the file (default: the run's name .html)")
+    report.add_argument("--size", type=float, default=12.0, metavar="MB", help="beside the page, at most (default 12)")
+    report.set_defaults(run=_report)
+
     compact = commands.add_parser("compact", help="turn what was appended into sorted Parquet files")
     compact.add_argument("path", type=Path, help="a run, or a folder of runs")
     compact.set_defaults(run=_compact)
@@ -129,6 +148,12 @@ def _check(options: argparse.Namespace) -> int:
     from layerscope.cli.check import check_runs
 
     return check_runs(options)
+
+
+def _report(options: argparse.Namespace) -> int:
+    from layerscope.cli.report import write_report
+
+    return write_report(options)
 
 
 def _compact(options: argparse.Namespace) -> int:

@@ -158,7 +158,7 @@ class CallParts:
         """Puts children in a row that are built alike into one part."""
         ran = [child for child in part.children if self.parts[child].role is not PartRole.MERGE]
         repeats = list(_repeats([self._kind(child) for child in ran], lambda at: bool(self.parts[ran[at]].children)))
-        if len(repeats) == 1 and repeats[0][1] == len(ran) and repeats[0][2] == 1 and part.index == 0:
+        if part.index == 0 and len(repeats) == 1 and repeats[0][1] == len(ran):
             return  # nothing else would be left to see
         for start, length, period in repeats:
             group = self.add(part.index, PartRole.REPEAT)
@@ -222,9 +222,9 @@ def _repeats(kinds: Sequence[int], is_block: Callable[[int], bool]) -> Iterator[
             while at + length < len(kinds) and kinds[at + length] == kinds[at + length - period]:
                 length += 1
             length -= length % period
-            times = length // period
-            least = LEAST_REPEATS if any(is_block(at + k) for k in range(period)) else LEAST_SMALL
-            if times >= LEAST_REPEATS and length >= least and length > best[0]:
+            if length < LEAST_REPEATS * period or length <= best[0]:
+                continue
+            if length >= LEAST_SMALL or any(is_block(at + k) for k in range(period)):
                 best = (length, period)
         if best[0]:
             yield at, *best

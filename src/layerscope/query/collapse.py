@@ -69,11 +69,16 @@ def collapse(record: PassRecord, naming: Naming, opening: Opening) -> Drawable:
     path = None if opening.focus is None else opening.focus.partition("#")[0]
     nesting = Nesting(record, naming, rolled=opening.rolled, kept=path)
     root = 0 if opening.focus is None else _find(nesting, opening.focus)
-    shown = _readable(nesting, root) if opening.depth is None else _opened(nesting, root, opening.depth)
+    shown = readable(nesting, root) if opening.depth is None else _opened(nesting, root, opening.depth)
     for wanted in opening.expanded:
         shown |= set(nesting.chain(_find(nesting, wanted)))
+    return drawable(nesting, root, shown)
+
+
+def drawable(nesting: Nesting, root: int, shown: Collection[int]) -> Drawable:
+    """The part of a pass below a block that is seen when some blocks are open."""
     edges = _Edges(nesting, root, shown)
-    for operation in record.operations:
+    for operation in nesting.record.operations:
         for parent in dict.fromkeys(parent.operation for parent in operation.parents):
             edges.add(parent, operation.index)
     return Drawable(nesting, root, frozenset(shown), tuple(edges.finished()))
@@ -107,7 +112,7 @@ def _opened(nesting: Nesting, root: int, depth: int, *, sections: bool = True) -
     return found | {root}
 
 
-def _readable(nesting: Nesting, root: int) -> set[int]:
+def readable(nesting: Nesting, root: int) -> set[int]:
     """The deepest opening whose nodes can still be read."""
     best = _opened(nesting, root, 1, sections=False)
     levels = max(block.level for block in nesting.blocks) - nesting.blocks[root].level

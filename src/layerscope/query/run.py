@@ -51,6 +51,11 @@ class Run:
         self.name = self.path.resolve().name
 
     @property
+    def reader(self) -> Reader:
+        """The tables as they are stored, for what needs many rows at once."""
+        return self._reader
+
+    @property
     def revision(self) -> object:
         """A token that changes when rows were added."""
         return self._reader.revision()

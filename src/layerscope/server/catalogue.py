@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -16,9 +16,11 @@ import numpy as np
 from layerscope.errors import LayerscopeError, SelectError, StoreError
 from layerscope.query.discover import Found, find_runs
 from layerscope.query.run import History, Run
-from layerscope.records import Ints
+from layerscope.records import Floats, Ints
+from layerscope.server.findings import Diagnoses
 from layerscope.server.messages import RunEntry
 from layerscope.store.format import read_manifest
+from layerscope.store.passes import passes_revision
 from layerscope.viz.scalar import kpis_in_order
 
 Compactor = Callable[[Path], None]
@@ -71,6 +73,7 @@ class Catalogue:
 
     def __init__(self, root: Path, compactor: Compactor | None = None) -> None:
         self.root = root
+        self.diagnoses = Diagnoses()
         self._compactor = compactor
         self._background = ThreadPoolExecutor(1, "layerscope-compact")
         self._opened: dict[str, Opened] = {}
@@ -85,7 +88,8 @@ class Catalogue:
         return os.fsencode(self.root.resolve().name).decode("utf-8", "backslashreplace")
 
     def close(self) -> None:
-        """Start no further compaction."""
+        """Start no further compaction, and no further check."""
+        self.diagnoses.close()
         self._background.shutdown(wait=False, cancel_futures=True)
 
     def paths(self) -> dict[str, Path]:
@@ -151,11 +155,11 @@ class Catalogue:
         try:
             opened = self._open(name, path)
             with opened.lock:
-                status, revision = opened.run.status(), repr(opened.run.revision)
+                status, revision = opened.run.status(), opened.run.revision
         except (LayerscopeError, OSError) as error:
             return State("unreadable", str(error))
         self._compact(opened, status)
-        return State(status, revision)
+        return State(status, f"{revision!r} {passes_revision(path)} {self.diagnoses.known(path)}")
 
     def _compact(self, opened: Opened, status: str) -> None:
         if self._compactor is not None and status != "running" and not opened.compacted:
@@ -176,10 +180,23 @@ class Catalogue:
                 status, revision = opened.run.status(), opened.run.revision
                 if opened.entry is None or opened.entry[0] != (status, revision):
                     opened.entry = ((status, revision), described(name, status, opened.run))
-                return opened.entry[1]
+                entry = opened.entry[1]
+            return replace(entry, findings=self.diagnoses.counts(path, revision))
         except (LayerscopeError, OSError) as error:
             nothing = np.zeros(0)
             return RunEntry(name, "unreadable", None, (), nothing, nothing, str(error))
+
+
+def kpi_curves(run: Run) -> dict[str, tuple[Ints, Floats]]:
+    """Steps and values of every KPI, losses first."""
+    table = run.kpis().arrow()
+    steps: Ints = table.column("step").to_numpy()
+    curves: dict[str, tuple[Ints, Floats]] = {}
+    for kpi in kpis_in_order(table.column_names):
+        column = table.column(kpi)
+        given = np.asarray(column.is_valid().to_numpy(), np.bool_)
+        curves[kpi] = (steps[given], column.drop_null().to_numpy().astype(np.float64))
+    return curves
 
 
 def step_range(run: Run, kpi_steps: Ints) -> tuple[int, int] | None:

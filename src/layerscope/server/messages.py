@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from layerscope.records import Floats
+from layerscope.server.findings import FindingCounts
 from layerscope.viz.scalar import ScalarView
 
 
@@ -19,6 +20,7 @@ class RunEntry:
     kpi_values: Floats  # the last value of each
     sparkline: Floats  # the first KPI, thinned
     problem: str | None  # what is wrong with the run, and what to do
+    findings: FindingCounts | None = None  # None until it has been checked
 
 
 @dataclass(frozen=True, slots=True)

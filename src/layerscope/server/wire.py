@@ -22,25 +22,58 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from layerscope.server import messages
+from layerscope.server import findings, messages, traces
+from layerscope.viz import compare, heatmap, pass_page
 from layerscope.viz.axis import AxisKind
 from layerscope.viz.histogram import HistogramView
+from layerscope.viz.modulegraph import PartNumbers
+from layerscope.viz.nestedgraph import GroupOrder, GroupOrders, NestedGraph
 from layerscope.viz.scalar import ScalarView
+from layerscope.viz.values import ValueView
 
 MEDIA_TYPE = "application/x-layerscope"
 ALIGNMENT = 8
 RECORDS: tuple[type, ...] = (
     ScalarView,
     HistogramView,
+    findings.FindingCounts,
     messages.RunEntry,
     messages.RunList,
     messages.SeriesEntry,
     messages.SiteList,
     messages.EventEntry,
     messages.Timeline,
+    traces.TraceEntry,
+    traces.TraceList,
+    pass_page.Crumb,
+    pass_page.PassPicture,
+    pass_page.PassNumbers,
+    pass_page.OperationLink,
+    pass_page.Fact,
+    pass_page.StackLine,
+    pass_page.OperationView,
+    pass_page.OperationList,
+    ValueView,
+    heatmap.ColourScale,
+    heatmap.HeatMapView,
+    heatmap.DifferenceView,
+    findings.EvidenceEntry,
+    findings.FindingEntry,
+    findings.NotCheckedEntry,
+    findings.FindingsView,
+    compare.RunCurve,
+    compare.Curves,
+    compare.CompareView,
+    compare.StepHistogram,
+    compare.HistogramsView,
     messages.Change,
     messages.Problem,
+    GroupOrder,
+    GroupOrders,
+    NestedGraph,
+    PartNumbers,
 )
+_AS_IT_IS = (str, int)  # long columns of them are not worth a look at each
 _FORMATS = {np.dtype(np.float64): "f8", np.dtype(np.float32): "f4"}
 
 
@@ -84,6 +117,8 @@ def _plain(value: object, columns: list[npt.NDArray[Any]]) -> object:
     if is_dataclass(value):
         return {field.name: _plain(getattr(value, field.name), columns) for field in fields(value)}
     if isinstance(value, tuple | list):
+        if all(type(entry) in _AS_IT_IS for entry in value):
+            return value
         return [_plain(entry, columns) for entry in value]
     return value.value if isinstance(value, Enum) else value
 

@@ -26,6 +26,9 @@ TRACES = "traces"
 RECORD, VALUES, GRADIENTS = "pass.json", "values.safetensors", "gradients.safetensors"
 _NAME = re.compile(r"\d{6,}")
 
+_KNOWN = frozenset((*Operation._fields, *ModuleCallRecord._fields))
+_LISTS = frozenset({"parents", "parameters", "buffers", "shape", "written", "inputs", "outputs"})
+
 Arrays = Mapping[int, npt.NDArray[Any]]  # Any: one of KEPT_DTYPES; by operation
 Snippet = tuple[int, tuple[str, ...]]  # number of the first line, and the lines
 Code = Mapping[tuple[str, int], Snippet]  # file and line → the lines around it
@@ -91,6 +94,14 @@ def pass_folders(folder: Path) -> list[Path]:
     return sorted(path for path in traces.iterdir() if _NAME.fullmatch(path.name)) if traces.is_dir() else []
 
 
+def passes_revision(folder: Path) -> int:
+    """A number that changes when a trace was added to a run."""
+    try:
+        return (folder / TRACES).stat().st_mtime_ns
+    except FileNotFoundError:
+        return 0
+
+
 def read_pass(folder: Path) -> StoredPass:
     """A trace read back."""
     head = read_head(folder)
@@ -100,7 +111,7 @@ def read_pass(folder: Path) -> StoredPass:
 def read_head(folder: Path) -> PassHead:
     """What is known of a trace but its tensors."""
     try:
-        with _without_collection():
+        with without_collection():
             plain = read_json(folder / RECORD, "pass")
             code = {(file, line): (first, tuple(lines)) for file, line, first, lines in plain.get("code", ())}
             return PassHead(from_json(plain), code, plain.get("step"))
@@ -109,7 +120,7 @@ def read_head(folder: Path) -> PassHead:
 
 
 @contextmanager
-def _without_collection() -> Iterator[None]:
+def without_collection() -> Iterator[None]:
     """A block that makes many objects and no garbage: looking for some would take half of its time."""
     was_on = gc.isenabled()
     gc.disable()
@@ -174,28 +185,29 @@ def to_json(record: PassRecord) -> dict[str, Any]:
 
 
 def from_json(plain: Mapping[str, Any]) -> PassRecord:
-    """The record that `to_json` wrote."""
+    """The record that `to_json` wrote; takes what it is given apart."""
     frames = [Frame(*frame) for frame in plain["frames"]]
 
-    def rest(row: Mapping[str, Any], known: tuple[str, ...]) -> dict[str, Any]:
-        tupled = {k: tuple(v) if isinstance(v, list) else v for k, v in row.items() if k in known}
-        return {**tupled, "frames": tuple(frames[at] for at in row["frames"])}
+    def rest(row: dict[str, Any]) -> dict[str, Any]:
+        """The row with tuples, in place: there are tens of thousands."""
+        for name in _LISTS & row.keys():
+            row[name] = tuple(row[name])
+        row["frames"] = tuple([frames[at] for at in row["frames"]])
+        for name in row.keys() - _KNOWN:
+            del row[name]  # of a newer version
+        return row
 
-    operations = [
-        Operation(
-            **{
-                **rest(row, Operation._fields),
-                "role": Role(row["role"]),
-                "parents": tuple(Parent(*p) for p in row["parents"]),
-            }
-        )
-        for row in plain["operations"]
-    ]
+    roles = {role.value: role for role in Role}
+    operations = []
+    for row in plain["operations"]:
+        row["role"] = roles[row["role"]]
+        row["parents"] = [Parent(*parent) for parent in row["parents"]]
+        operations.append(Operation(**rest(row)))
     parameters = [ParameterRecord(**{**row, "shape": tuple(row["shape"])}) for row in plain["parameters"]]
     return PassRecord(
         model=plain["model"],
         operations=tuple(operations),
-        calls=tuple(ModuleCallRecord(**rest(row, ModuleCallRecord._fields)) for row in plain["calls"]),
+        calls=tuple(ModuleCallRecord(**rest(row)) for row in plain["calls"]),
         parameters=tuple(parameters),
         modules=tuple((path, name) for path, name in plain["modules"]),
         elapsed_s=plain["elapsed_s"],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +19,7 @@ from layerscope.store.folder import Status, status_of
 from layerscope.store.format import GRAPH, SCHEMA, TABLES, Manifest, read_manifest
 from layerscope.store.graph import read_graph
 from layerscope.store.order import in_order, key_columns, places, without_earlier
-from layerscope.store.sources import Catalogue
+from layerscope.store.sources import Catalogue, Sources
 from layerscope.store.values import KeptValue, read_values, values_names
 from layerscope.store.wanted import Flags, Steps, Wanted
 
@@ -80,9 +80,21 @@ class Reader:
         """
         chosen = _chosen(columns)
         wanted = Wanted.of(series, steps)
-        table = self._catalogue.sources("moments").read([*KEYS, "alias", *chosen], wanted)
-        table = self._ordered("moments", self._resolved(table, wanted), history=history)
+        table = self._resolved(self._catalogue.sources("moments"), [*KEYS, "alias", *chosen], wanted)
+        table = self._ordered("moments", table, history=history)
         return self._known(table).select([*KEYS, *chosen])
+
+    def moments_by_file(self, series: npt.ArrayLike, columns: Sequence[str]) -> Iterator[pa.Table]:
+        """Moments of some series, one table for each file they are in: no more than that is held at once.
+
+        Rows come as they lie, and rows that a later session recorded again are among them.
+        """
+        chosen, wanted = _chosen(columns), Wanted.of(series, None)
+        sources = self._catalogue.sources("moments")
+        files = [Sources("moments", [part], []) for part in sources.parts]
+        files += [Sources("moments", [], [segment]) for segment in sources.segments]
+        for file in files:
+            yield self._resolved(file, [*KEYS, "alias", *chosen], wanted).select([*KEYS, *chosen])
 
     def bits(self, series: npt.ArrayLike | None = None, steps: Steps = None, *, history: bool = False) -> pa.Table:
         """Encoded bit-counts by series, rank and step: rank, session, step, series, m, counts (see `encoded`)."""
@@ -148,10 +160,6 @@ class Reader:
         """The whole tensors kept of one step."""
         return read_values(self.folder, step, history=history)
 
-    def value_steps(self) -> Ints:
-        """Steps of which whole tensors were kept."""
-        return np.unique(np.array([name.step for name in values_names(self.folder)], np.int64))
-
     def _whole(self, table: str) -> pa.Table:
         return self._catalogue.sources(table).read(SCHEMA[table].names, Wanted())
 
@@ -168,8 +176,9 @@ class Reader:
         self.problems[left_out] = int(np.count_nonzero(~found))
         return table if found.all() else table.filter(flags(found))
 
-    def _resolved(self, table: pa.Table, wanted: Wanted) -> pa.Table:
-        """The table with the moments of alias rows taken from the rows they stand for."""
+    def _resolved(self, files: Sources, columns: list[str], wanted: Wanted) -> pa.Table:
+        """The wanted rows, with the moments of alias rows taken from the rows they stand for, in the same file."""
+        table = files.read(columns, wanted)
         alias = _filled(table.column("alias"))
         aliases = np.flatnonzero(alias >= 0)
         self.problems[LOST_ALIAS] = 0
@@ -178,7 +187,7 @@ class Reader:
         sources = table.filter(flags(alias < 0))
         if wanted.series is not None:
             sought = wanted.with_series(alias[aliases])
-            rows = self._catalogue.sources("moments").read(table.column_names, sought)
+            rows = files.read(columns, sought)
             sources = rows.filter(flags(_filled(rows.column("alias")) < 0))
         theirs = key_columns(table, KEYS[:3])
         place = places((*(column[aliases] for column in theirs), alias[aliases]), key_columns(sources, KEYS))

@@ -51,7 +51,8 @@ class Wanted:
             masks.append(step >= self.first)
         if self.last is not None and step is not None:
             masks.append(step <= self.last)
-        return np.flatnonzero(np.logical_and.reduce(masks)) if masks else None
+        kept = np.logical_and.reduce(masks) if masks else np.ones(0, np.bool_)
+        return None if kept.all() else np.flatnonzero(kept)
 
     def blocks(self, series: tuple[Ints, Ints], step: tuple[Ints, Ints]) -> Flags:
         """Which blocks of rows can hold a wanted one, given their smallest and largest series and step."""

@@ -61,8 +61,8 @@ def histogram_view(history: History, axis: AxisKind, screen: Screen) -> Histogra
     bits = magnitudes(bits) if axis is AxisKind.LOG else bits
     of_columns = _Moments(history, shown, grouped)
     zeros = np.zeros(len(grouped)) if axis is AxisKind.LOG else of_columns.added("zeros")
-    laid = value_axis(axis, _pooled(bits), float(zeros.sum()), screen.height)
-    counts = _binned(bits, laid.edges, zeros)
+    laid = value_axis(axis, pooled(bits), float(zeros.sum()), screen.height)
+    counts = binned(bits, laid.edges, zeros)
     extremes = ("abs_min", "abs_max") if axis is AxisKind.LOG else ("min", "max")
     return HistogramView(
         axis=axis,
@@ -121,14 +121,14 @@ def _merged(bits: derive.BitRows, shown: slice, grouped: Columns) -> derive.BitR
     return derive.BitRows(len(grouped), column[starts], low[starts], high[starts], total, exponent[order][starts])
 
 
-def _pooled(bits: derive.BitRows) -> derive.BitRows:
+def pooled(bits: derive.BitRows) -> derive.BitRows:
     """All buckets as those of one row."""
     order = np.argsort(bits.low, kind="stable")
     row = np.zeros(len(order), np.int64)
     return derive.BitRows(1, row, bits.low[order], bits.high[order], bits.counts[order], bits.exponent[order])
 
 
-def _binned(bits: derive.BitRows, edges: Floats, zeros: Floats) -> Floats:
+def binned(bits: derive.BitRows, edges: Floats, zeros: Floats) -> Floats:
     """Counts below the first edge, in each bin, and above the last edge, (columns, bins + 2)."""
     below = derive.cumulative(bits, edges)
     everything = np.bincount(bits.row, bits.counts, bits.rows)

@@ -9,6 +9,8 @@ import numpy as np
 from layerscope.records import Floats, Ints
 from layerscope.viz.screen import Screen, columns
 
+WIDEST = 1e8  # ratio of weights within one piece of a running mean
+
 
 @dataclass(frozen=True, slots=True)
 class ScalarView:
@@ -26,6 +28,7 @@ class ScalarView:
     high: Floats
     last: Floats  # as it is, NaN and infinite values too
     not_finite: Ints  # NaN or infinite values in each column
+    smooth: Floats  # running mean at the end of each column; empty where none is asked for
 
 
 def kpis_in_order(columns: list[str]) -> list[str]:
@@ -38,9 +41,10 @@ def kpis_in_order(columns: list[str]) -> list[str]:
     return sorted(names, key=lambda name: "loss" not in name.lower())
 
 
-def scalar_view(name: str, steps: Ints, values: Floats, screen: Screen) -> ScalarView:
-    """The values as a view; steps ascend."""
+def scalar_view(name: str, steps: Ints, values: Floats, screen: Screen, smooth: float = 0.0) -> ScalarView:
+    """The values as a view; steps ascend. `smooth` is the weight that the running mean gives to what was before."""
     shown = screen.shows(steps)
+    curve = smoothed(values, smooth)[shown] if smooth else np.zeros(0)
     steps, values = steps[shown], values[shown]
     grouped = columns(steps, screen.width)
     bad = ~np.isfinite(values)
@@ -63,4 +67,28 @@ def scalar_view(name: str, steps: Ints, values: Floats, screen: Screen) -> Scala
         high=high,
         last=last,
         not_finite=not_finite,
+        smooth=curve[ends] if len(curve) else curve,
     )
+
+
+def smoothed(values: Floats, weight: float) -> Floats:
+    """The running mean with exponentially falling weights, free of the bias of its start; over NaN and Inf it stays.
+
+    >>> smoothed(np.array([1.0, np.nan, 3.0]), 0.5).round(3).tolist()
+    [1.0, 1.0, 2.333]
+    """
+    finite = np.flatnonzero(np.isfinite(values))
+    sums, total = np.empty(len(finite)), np.empty(len(finite))
+    length = max(1, min(len(finite), int(np.log(WIDEST) / -np.log(weight))))
+    falling = weight ** np.arange(length)
+    before = np.zeros(2)
+    for first in range(0, len(finite), length):  # in pieces: over many steps the weights leave what a float can hold
+        piece = values[finite[first : first + length]]
+        scale = falling[: len(piece)]
+        for at, (out, of) in enumerate(((sums, piece), (total, np.ones(len(piece))))):
+            out[first : first + len(piece)] = scale * (weight * before[at] + np.cumsum(of / scale))
+            before[at] = out[first + len(piece) - 1]
+    curve = np.full(len(values), np.nan)
+    curve[finite] = sums / total
+    last = np.maximum.accumulate(np.where(np.isnan(curve), 0, np.arange(len(curve))))
+    return np.asarray(curve[last])

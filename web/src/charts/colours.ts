@@ -10,8 +10,13 @@ export interface Palette {
   readonly halo: string;
   readonly bad: string;
   readonly warn: string;
+  readonly infinite: string;
   readonly font: string;
   readonly ramp: Uint32Array;
+  /** From much less over equal, in the middle, to much more. */
+  readonly diverging: Uint32Array;
+  /** One for each of several runs. */
+  readonly runs: readonly string[];
 }
 
 type Rgb = readonly [number, number, number];
@@ -38,6 +43,31 @@ const LIGHT: readonly Rgb[] = [
   [20, 32, 80],
 ];
 
+/** Blue and gold on both sides of what is near the ground: told apart with any kind of colour vision. */
+const DARK_DIVERGING: readonly Rgb[] = [
+  [120, 200, 255],
+  [58, 142, 214],
+  [38, 84, 132],
+  [42, 50, 60],
+  [122, 92, 30],
+  [198, 150, 40],
+  [255, 216, 110],
+];
+const LIGHT_DIVERGING: readonly Rgb[] = [
+  [8, 60, 120],
+  [40, 115, 180],
+  [150, 196, 226],
+  [240, 240, 236],
+  [232, 204, 130],
+  [178, 128, 24],
+  [104, 66, 0],
+];
+/** The palette of Okabe and Ito; yellow is too bright on white, and black too dark on black. */
+const RUNS = {
+  dark: ["#56b4e9", "#e69f00", "#2fbf8f", "#e58fc0", "#f0e442", "#ff7a45", "#b0a4ff", "#c9d1d9"],
+  light: ["#0072b2", "#b86e00", "#00785a", "#b04a86", "#7a6f00", "#c23b14", "#5a4bc4", "#4a5563"],
+};
+
 export const RAMP_STEPS = 256;
 
 function ramp(stops: readonly Rgb[]): Uint32Array {
@@ -56,6 +86,7 @@ function ramp(stops: readonly Rgb[]): Uint32Array {
 }
 
 const RAMPS = { dark: ramp(DARK), light: ramp(LIGHT) };
+const DIVERGING = { dark: ramp(DARK_DIVERGING), light: ramp(LIGHT_DIVERGING) };
 
 export function palette(theme: "dark" | "light"): Palette {
   const style = getComputedStyle(document.documentElement);
@@ -70,8 +101,11 @@ export function palette(theme: "dark" | "light"): Palette {
     halo: of("--halo"),
     bad: of("--bad"),
     warn: of("--warn"),
+    infinite: of("--infinite"),
     font: `11px ${of("--sans")}`,
     ramp: RAMPS[theme],
+    diverging: DIVERGING[theme],
+    runs: RUNS[theme],
   };
 }
 

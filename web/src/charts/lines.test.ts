@@ -1,22 +1,36 @@
 import { expect, test } from "vitest";
 import type { ScalarView } from "../wire.gen";
-import { lineColumns, valueSpan } from "./lines";
+import { type Curve, lineColumns, valueSpan } from "./lines";
 
-const VIEW: ScalarView = {
-  name: "rms",
-  thinned: false,
-  points: 3,
-  first_steps: Float64Array.of(0, 1, 2),
-  last_steps: Float64Array.of(0, 1, 2),
-  low: Float64Array.of(1, Number.NaN, -2),
-  high: Float64Array.of(1, Number.NaN, -2),
-  last: Float64Array.of(1, Number.POSITIVE_INFINITY, -2),
-  not_finite: Float64Array.of(0, 1, 0),
-};
+function curve(steps: number[], values: number[]): Curve {
+  const finite = Float64Array.from(values, (x) => (Number.isFinite(x) ? x : Number.NaN));
+  const view: ScalarView = {
+    name: "rms",
+    thinned: false,
+    points: steps.length,
+    first_steps: Float64Array.from(steps),
+    last_steps: Float64Array.from(steps),
+    low: finite,
+    high: finite,
+    last: Float64Array.from(values),
+    not_finite: Float64Array.from(values, (x) => (Number.isFinite(x) ? 0 : 1)),
+    smooth: new Float64Array(0),
+  };
+  return { view, colour: "red" };
+}
+
+const ONE = [curve([0, 1, 2], [1, Number.POSITIVE_INFINITY, -2])];
 
 test("a value that is not finite is a gap, and so is a negative one on a logarithmic axis", () => {
-  expect(lineColumns(VIEW, false)[3]).toEqual([1, null, -2]);
-  expect(lineColumns(VIEW, true)[3]).toEqual([1, null, null]);
+  expect(lineColumns(ONE, false)[3]).toEqual([1, null, -2]);
+  expect(lineColumns(ONE, true)[3]).toEqual([1, null, null]);
+});
+
+test("curves of other steps share an axis: a step that one lacks is no gap in it", () => {
+  const joined = lineColumns([...ONE, curve([1, 3], [5, 6])], false);
+  expect(joined[0]).toEqual([0, 1, 2, 3]);
+  expect(joined[3]).toEqual([1, null, -2, undefined]);
+  expect(joined[7]).toEqual([undefined, 5, undefined, 6]);
 });
 
 test("one value, or none, still has an axis", () => {

@@ -1,33 +1,61 @@
-/** Options and columns for uPlot: one number over the steps. */
+/** Options and columns for uPlot: one number over the steps, of one run or of several. */
 
-import type uPlot from "uplot";
+import uPlot from "uplot";
 import { tick } from "../format";
 import type { ScalarView } from "../wire.gen";
 import type { Palette } from "./colours";
-import { LEFT, logTicks, RIGHT, type Span, stepTicks } from "./scale";
+import { logTicks, RIGHT, type Span, stepTicks } from "./scale";
+
+export interface Curve {
+  readonly view: ScalarView;
+  readonly colour: string;
+}
 
 export interface LineStyle {
   readonly width: number;
   readonly height: number;
+  /** Room to the left of the plot. */
+  readonly left: number;
   readonly log: boolean;
-  readonly colour: string;
   readonly colours: Palette;
   /** Whether the steps are labelled. */
   readonly labelled: boolean;
 }
 
+type Column = (number | null)[];
+/** Columns of each curve: low, high, last, smooth. */
+const PER_CURVE = 4;
+/** `uPlot.join` keeps null, which is a gap; a step that only other curves have is none. */
+const KEPT_GAPS = 1;
+
 /** Columns as uPlot takes them: null is a gap. A logarithmic axis has no place for what is not positive. */
-export function lineColumns(view: ScalarView, log: boolean): uPlot.AlignedData {
-  const drawn = (column: Float64Array): (number | null)[] =>
+export function lineColumns(curves: readonly Curve[], log: boolean): uPlot.AlignedData {
+  const drawn = (column: Float64Array): Column =>
     Array.from(column, (x) => (!Number.isFinite(x) || (log && x <= 0) ? null : x));
-  return [Array.from(view.last_steps), drawn(view.low), drawn(view.high), drawn(view.last)];
+  const tables = curves.map(({ view }): [number[], ...Column[]] => [
+    Array.from(view.last_steps),
+    drawn(view.low),
+    drawn(view.high),
+    drawn(view.last),
+    view.smooth.length > 0
+      ? drawn(view.smooth)
+      : view.low.length > 0
+        ? new Array(view.low.length).fill(null)
+        : [],
+  ]);
+  const [only] = tables;
+  if (tables.length === 1 && only !== undefined) return only;
+  return uPlot.join(
+    tables,
+    tables.map((table) => table.map(() => KEPT_GAPS)),
+  );
 }
 
 /** Lowest and highest number drawn, with some room. */
 export function valueSpan(data: uPlot.AlignedData, log: boolean): Span {
   let [min, max] = [Number.POSITIVE_INFINITY, Number.NEGATIVE_INFINITY];
-  for (const column of [data[1], data[2], data[3]]) {
-    for (const x of column ?? []) {
+  for (const column of data.slice(1)) {
+    for (const x of column) {
       if (x === null || x === undefined) continue;
       if (x < min) min = x;
       if (x > max) max = x;
@@ -47,9 +75,9 @@ export function lineOptions(
   style: LineStyle,
   span: () => Span,
   values: () => Span,
-  view: () => ScalarView,
+  curves: () => readonly Curve[],
 ): uPlot.Options {
-  const { colours, colour } = style;
+  const { colours } = style;
   const axis = {
     stroke: colours.muted,
     font: colours.font,
@@ -72,13 +100,13 @@ export function lineOptions(
         ...axis,
         size: style.labelled ? 22 : 0,
         gap: 4,
-        splits: (chart) => stepTicks(span(), chart.over.clientWidth || style.width - LEFT - RIGHT),
+        splits: (chart) => stepTicks(span(), chart.over.clientWidth || style.width - style.left - RIGHT),
         values: (_chart, splits) =>
           splits.map((step) => (style.labelled ? step.toLocaleString("en-US") : "")),
       },
       {
         ...axis,
-        size: LEFT,
+        size: style.left,
         gap: 8,
         space: 26,
         ...(style.log
@@ -90,26 +118,43 @@ export function lineOptions(
         values: (_chart, splits) => splits.map((x) => (x === null ? "" : tick(x, false))),
       },
     ],
-    series: [
-      {},
-      { stroke: "transparent", points: { show: false } },
-      { stroke: "transparent", points: { show: false } },
-      { stroke: colour, width: 1.6, points: { size: 4, fill: colour, stroke: colour } },
-    ],
-    bands: [{ series: [2, 1], fill: `color-mix(in srgb, ${colour} 28%, transparent)` }],
-    hooks: { draw: [(chart) => markBad(chart, view(), colours)] },
+    series: [{}, ...curves().flatMap(seriesOf)],
+    bands: curves().map(({ colour }, at) => ({
+      series: [at * PER_CURVE + 2, at * PER_CURVE + 1],
+      fill: `color-mix(in srgb, ${colour} 28%, transparent)`,
+    })),
+    hooks: { draw: [(chart) => markBad(chart, curves(), colours)] },
   };
 }
 
+function seriesOf({ view, colour }: Curve): uPlot.Series[] {
+  const hidden = { stroke: "transparent", points: { show: false } };
+  const faint = view.smooth.length > 0;
+  const stroke = faint ? `color-mix(in srgb, ${colour} 40%, transparent)` : colour;
+  return [
+    hidden,
+    hidden,
+    {
+      stroke,
+      width: faint ? 1 : 1.6,
+      points: faint ? { show: false } : { size: 4, fill: colour, stroke: colour },
+    },
+    { stroke: colour, width: 2, points: { show: false } },
+  ];
+}
+
 /** A mark at the top of the plot where a value was NaN or infinite: the line alone would only show a gap. */
-function markBad(chart: uPlot, view: ScalarView, colours: Palette): void {
+function markBad(chart: uPlot, curves: readonly Curve[], colours: Palette): void {
   const { ctx, bbox } = chart;
+  const height = 6 * devicePixelRatio;
   ctx.save();
-  ctx.fillStyle = colours.bad;
-  view.not_finite.forEach((count, at) => {
-    if (count === 0) return;
-    const x = chart.valToPos(view.last_steps[at] ?? 0, "x", true);
-    ctx.fillRect(Math.round(x) - 1, bbox.top, Math.max(2, 2 * devicePixelRatio), 6 * devicePixelRatio);
+  curves.forEach(({ view, colour }, row) => {
+    ctx.fillStyle = curves.length === 1 ? colours.bad : colour;
+    view.not_finite.forEach((count, at) => {
+      if (count === 0) return;
+      const x = chart.valToPos(view.last_steps[at] ?? 0, "x", true);
+      ctx.fillRect(Math.round(x) - 1, bbox.top + row * height, Math.max(2, 2 * devicePixelRatio), height);
+    });
   });
   ctx.restore();
 }

@@ -1,0 +1,142 @@
+"""What the page asks of several runs at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from layerscope.errors import LayerscopeError
+from layerscope.query.run import History
+from layerscope.records import Floats, Ints
+from layerscope.server.asked import FARTHEST_STEP, chosen, integer, screen_of, share
+from layerscope.server.catalogue import Catalogue, Opened, kpi_curves, step_range
+from layerscope.server.heatmap import Matrices, question_of
+from layerscope.viz.axis import AxisKind
+from layerscope.viz.compare import CompareView, Curves, Held, HistogramsView, RunCurve, histograms_view
+from layerscope.viz.heatmap import DifferenceView, difference_view
+from layerscope.viz.scalar import kpis_in_order, scalar_view
+
+MOST_RUNS = 8  # more colours than that cannot be told apart
+KpiCurves = dict[str, tuple[Ints, Floats]]
+
+
+class Comparing:
+    """The routes of the comparison of runs, given by `run=…&run=…`."""
+
+    def __init__(self, catalogue: Catalogue, matrices: Matrices, send: Callable[[object], Response]) -> None:
+        self._catalogue, self._matrices, self._send = catalogue, matrices, send
+
+    def routes(self) -> list[Route]:
+        """Everything that can be asked."""
+        answers = {"curves": self.curves, "histograms": self.histograms, "difference": self.difference}
+        return [Route(f"/api/compare/{name}", self._endpoint(answer)) for name, answer in answers.items()]
+
+    def _endpoint(self, answer: Callable[[Request, list[str]], object]) -> Callable[[Request], Response]:
+        def endpoint(request: Request) -> Response:
+            names = list(dict.fromkeys(request.query_params.getlist("run")))[:MOST_RUNS]
+            if not names:
+                raise HTTPException(400, "The request names no run.")
+            return self._send(answer(request, names))
+
+        return endpoint
+
+    def curves(self, request: Request, names: list[str]) -> CompareView:
+        """KPIs of all runs, and one statistic of one tensor in each."""
+        stat = request.query_params.get("stat", "")
+        kpis: dict[str, KpiCurves] = {}
+        ends: list[int] = []
+        known: set[str] = set()  # an own statistic of one run may be missing in the others
+        held = []
+        for name in names:
+            opened, problem = self._opened(name)
+            kpis[name] = {}
+            if opened is None:
+                held.append(Held(name, None, problem))
+                continue
+            with opened.lock:
+                known |= set(opened.run.statistics)
+                kpis[name] = kpi_curves(opened.run)
+                steps = [np.zeros(0, np.int64), *(steps for steps, _ in kpis[name].values())]
+                ends += step_range(opened.run, np.unique(np.concatenate(steps))) or ()
+                held.append(_held(opened, name, request))
+        chosen(request, "stat", tuple(sorted(known)))
+        return CompareView(
+            first_step=min(ends, default=None),
+            last_step=max(ends, default=None),
+            kpis=_kpis(kpis, request),
+            tensor=Curves(stat, tuple(_curve(one, stat, request) for one in held)),
+        )
+
+    def histograms(self, request: Request, names: list[str]) -> HistogramsView:
+        """One tensor at one step of every run."""
+        axis = AxisKind(chosen(request, "axis", tuple(kind.value for kind in AxisKind)))
+        step = integer(request, "step", None, -FARTHEST_STEP) if "step" in request.query_params else None
+        held = []
+        for name in names:
+            opened, problem = self._opened(name)
+            if opened is None:
+                held.append(Held(name, None, problem))
+                continue
+            with opened.lock:
+                held.append(_held(opened, name, request))
+        return histograms_view(held, step, axis, screen_of(request).height)
+
+    def difference(self, request: Request, names: list[str]) -> DifferenceView:
+        """The heat map of the difference of two runs."""
+        if len(names) != 2:
+            raise HTTPException(400, f"A difference is of two runs, not of {len(names)}.")
+        found = []
+        for name in names:
+            opened = self._catalogue.open(name)
+            with opened.lock:
+                found.append(self._matrices.of(opened.run, question_of(request, opened.run)))
+        ratio = chosen(request, "how", ("difference", "ratio")) == "ratio"
+        return difference_view((names[0], names[1]), (found[0], found[1]), screen_of(request), ratio=ratio)
+
+    def _opened(self, name: str) -> tuple[Opened | None, str]:
+        """A run, or why it cannot be opened: one that was deleted must not hide the others."""
+        try:
+            return self._catalogue.open(name), ""
+        except LayerscopeError as error:
+            return None, str(error)
+
+
+def _kpis(of_runs: dict[str, KpiCurves], request: Request) -> tuple[Curves, ...]:
+    screen, smooth = screen_of(request), share(request, "smooth")
+
+    def curve(run: str, kpi: str) -> RunCurve:
+        found = of_runs[run].get(kpi)
+        if found is None:
+            return RunCurve(run, None, f"the run has no KPI {kpi!r}")
+        return RunCurve(run, scalar_view(kpi, *found, screen, smooth), "")
+
+    names = kpis_in_order(list(dict.fromkeys(kpi for curves in of_runs.values() for kpi in curves)))
+    return tuple(Curves(kpi, tuple(curve(run, kpi) for run in of_runs)) for kpi in names)
+
+
+def _curve(held: Held, stat: str, request: Request) -> RunCurve:
+    if held.history is None:
+        return RunCurve(held.run, None, held.lacking)
+    view = scalar_view(stat, *held.history.curve(stat), screen_of(request), share(request, "smooth"))
+    return RunCurve(held.run, view, "")
+
+
+def _held(opened: Opened, name: str, request: Request) -> Held:
+    """The history of the tensor that is asked for, by its names: numbers of series differ between runs."""
+    asked = {each: request.query_params.get(each, "") for each in ("site", "port", "kind", "mode")}
+    rank = integer(request, "rank", 0, 0)
+    series = opened.run.series().arrow().to_pylist()
+    matching = [
+        row
+        for row in series
+        if row["rank"] == rank and all(row[each] == text for each, text in asked.items() if text or each != "port")
+    ]
+    if not matching:
+        return Held(name, None, f"the run has no {asked['kind'] or 'tensor'} of {asked['site']!r}")
+    newest: History = opened.history(matching[-1]["series"], rank)
+    return Held(name, newest)

@@ -1,0 +1,86 @@
+"""What the page asks of a run's module graph: its parts, the order of groups, a statistic as colours."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from layerscope.query.run import Run
+from layerscope.records import Kind, Mode
+from layerscope.server.asked import FARTHEST_STEP, chosen, integer
+from layerscope.server.catalogue import Opened
+from layerscope.store.format import GRAPH
+from layerscope.viz.modulegraph import ModuleGraph, PartNumbers, part_numbers
+from layerscope.viz.nestedgraph import GroupOrders, NestedGraph
+
+Answer = Callable[[Opened, str, Request], object]
+KEPT = 4  # graphs of runs that were looked at last
+MOST_GROUPS = 2000  # in one request
+
+
+def routes(of_run: Callable[[Answer], Callable[[Request], Response]]) -> list[Route]:
+    """The routes of the graph view."""
+    graphs = _Graphs()
+    return [
+        Route("/api/run/{name:path}/graph", of_run(graphs.whole)),
+        Route("/api/run/{name:path}/graph-groups", of_run(graphs.groups)),
+        Route("/api/run/{name:path}/graph-numbers", of_run(graphs.numbers)),
+    ]
+
+
+class _Graphs:
+    """The graphs that were asked for last, made anew when calls were added."""
+
+    def __init__(self) -> None:
+        self._known: dict[Run, tuple[int, ModuleGraph]] = {}
+
+    def whole(self, opened: Opened, name: str, request: Request) -> NestedGraph:
+        """The parts of the graph, and the order of the groups that are open at first."""
+        return self._graph(opened.run, name).view
+
+    def groups(self, opened: Opened, name: str, request: Request) -> GroupOrders:
+        """The order of some groups, given by their numbers."""
+        graph = self._graph(opened.run, name)
+        asked = request.query_params.get("of", "").split(",")[:MOST_GROUPS]
+        wanted = [int(text) for text in asked if text.isdigit() and len(text) < 10]
+        return GroupOrders(tuple(graph.group(index) for index in wanted if graph.has_group(index)))
+
+    def numbers(self, opened: Opened, name: str, request: Request) -> PartNumbers:
+        """A statistic of one kind at one step: one number for each part that has it."""
+        run = opened.run
+        kind = chosen(request, "kind", tuple(kind.value for kind in Kind))
+        stat = chosen(request, "stat", run.statistics)
+        mode = request.query_params.get("mode", Mode.TRAIN.value)
+        step = integer(request, "step", FARTHEST_STEP, -FARTHEST_STEP)
+        at = _recorded(run, kind, step)
+        table = run.stats(kind=kind, stat=stat, steps=(at, at)).arrow()
+        return part_numbers(self._graph(run, name).parts, table, Kind(kind), stat, mode)
+
+    def _graph(self, run: Run, name: str) -> ModuleGraph:
+        path = run.path / GRAPH
+        written = path.stat().st_mtime_ns if path.is_file() else 0
+        kept = self._known.pop(run, None)
+        if kept is None or kept[0] != written:
+            found = run.graph()
+            if found is None or not found.modules:
+                raise HTTPException(404, f"The run {name!r} holds no modules: nothing was watched that has any.")
+            kept = (written, ModuleGraph(found))
+        self._known[run] = kept  # as the newest
+        while len(self._known) > KEPT:
+            del self._known[next(iter(self._known))]
+        return kept[1]
+
+
+def _recorded(run: Run, kind: str, step: int) -> int:
+    """The last step up to the one asked for at which the first series of the kind was recorded, else the first such."""
+    series = run.series().arrow().to_pylist()
+    first = next((row for row in series if row["kind"] == kind), None)
+    if first is None:
+        raise HTTPException(404, f"The run has no {kind!r}. Choose a kind that was recorded.")
+    steps = np.sort(run.stats(first["site"], kind=kind, stat="count").arrow().column("step").to_numpy())
+    return int(steps[max(0, int(np.searchsorted(steps, step, "right")) - 1)]) if len(steps) else step

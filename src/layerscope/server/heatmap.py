@@ -1,0 +1,70 @@
+"""What the page asks of all tensors at once: one statistic over all steps."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from layerscope.query.matrix import Matrix, Question, matrix
+from layerscope.query.run import Run
+from layerscope.records import Kind, Mode
+from layerscope.server.asked import chosen, integer, screen_of
+from layerscope.server.catalogue import Opened
+from layerscope.viz.heatmap import HeatMapView, heat_map_view
+
+Answer = Callable[[Opened, str, Request], object]
+KEPT_BYTES = 64 * 2**20
+
+
+class Matrices:
+    """Matrices of the runs that were looked at last; the newest stay, as many as fit."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[Run, Question], tuple[object, Matrix]] = {}
+        self._lock = threading.Lock()
+
+    def of(self, run: Run, question: Question) -> Matrix:
+        """The matrix as far as the run is recorded; hold the run's lock."""
+        key, revision = (run, question), run.revision
+        with self._lock:
+            kept = self._known.pop(key, None)
+        if kept is None or kept[0] != revision:
+            kept = (revision, matrix(run.reader, question))
+        with self._lock:
+            self._known[key] = kept  # as the newest
+            while len(self._known) > 1 and self._bytes() > KEPT_BYTES:
+                del self._known[next(iter(self._known))]
+        return kept[1]
+
+    def _bytes(self) -> int:
+        return sum(each.values.nbytes + each.states.nbytes for _, each in self._known.values())
+
+
+def routes(of_run: Callable[[Answer], Callable[[Request], Response]], matrices: Matrices) -> list[Route]:
+    """The routes of the heat map."""
+
+    def heat_map(opened: Opened, name: str, request: Request) -> HeatMapView:
+        question = question_of(request, opened.run)
+        found = matrices.of(opened.run, question)
+        if not found.tensors:
+            raise HTTPException(
+                404, f"{name!r} has no {question.kind!r} in mode {question.mode!r}. Choose what was recorded."
+            )
+        return heat_map_view(found, screen_of(request))
+
+    return [Route("/api/run/{name:path}/heatmap", of_run(heat_map))]
+
+
+def question_of(request: Request, run: Run) -> Question:
+    """Which statistic of which tensors is asked for."""
+    return Question(
+        kind=chosen(request, "kind", tuple(kind.value for kind in Kind)),
+        stat=chosen(request, "stat", run.statistics),
+        mode=chosen(request, "mode", tuple(mode.value for mode in Mode)),
+        rank=integer(request, "rank", 0, 0),
+    )

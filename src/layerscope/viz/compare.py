@@ -1,0 +1,129 @@
+"""The same thing of several runs: curves on one axis of steps, histograms on one axis of values."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from layerscope.records import Floats, Ints
+from layerscope.stats import derive
+from layerscope.viz.axis import AxisKind, magnitudes, value_axis
+from layerscope.viz.histogram import binned, pooled
+from layerscope.viz.scalar import ScalarView
+
+if TYPE_CHECKING:
+    from layerscope.query.run import History
+
+
+@dataclass(frozen=True, slots=True)
+class RunCurve:
+    """One number of one run over the steps; None with the reason where the run does not have it."""
+
+    run: str
+    view: ScalarView | None
+    lacking: str
+
+
+@dataclass(frozen=True, slots=True)
+class Curves:
+    """One number of several runs."""
+
+    name: str
+    runs: tuple[RunCurve, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CompareView:
+    """The KPIs of several runs, and one statistic of the same tensor in each."""
+
+    first_step: int | None
+    last_step: int | None
+    kpis: tuple[Curves, ...]
+    tensor: Curves
+
+
+@dataclass(frozen=True, slots=True)
+class StepHistogram:
+    """The histogram of one tensor at one step of one run; without a step where the run does not have it."""
+
+    run: str
+    step: int | None
+    lacking: str
+    counts: Floats  # elements in each bin
+    numbers: Floats  # elements, below the first edge, above the last, zeros, NaN, infinite
+    extremes: Floats  # smallest, largest, mean, standard deviation
+
+
+@dataclass(frozen=True, slots=True)
+class HistogramsView:
+    """Histograms of the same tensor in several runs, on one axis of values."""
+
+    axis: AxisKind
+    edges: Floats
+    ticks: Floats
+    runs: tuple[StepHistogram, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What a run has of a tensor: its history, or why there is none."""
+
+    run: str
+    history: History | None
+    lacking: str = ""
+
+
+def histograms_view(held: Sequence[Held], step: int | None, axis: AxisKind, bins: int) -> HistogramsView:
+    """The histograms at a step, or at the last; a run that has none of that step shows the one before it."""
+    rows = [None if one.history is None else row_at(one.history.steps, step) for one in held]
+    parts = [_row(one, row) for one, row in zip(held, rows, strict=True)]
+    parts = [magnitudes(part) for part in parts] if axis is AxisKind.LOG else parts
+    together = _together(parts)
+    zeros = np.array([_number(one, row, "zeros") for one, row in zip(held, rows, strict=True)])
+    counted = np.zeros(len(held)) if axis is AxisKind.LOG else zeros
+    laid = value_axis(axis, pooled(together), float(counted.sum()), bins)
+    counts = binned(together, laid.edges, counted)
+    runs = tuple(_histogram(one, row, counts[at]) for at, (one, row) in enumerate(zip(held, rows, strict=True)))
+    return HistogramsView(axis, laid.edges, laid.ticks, runs)
+
+
+def row_at(steps: Ints, step: int | None) -> int | None:
+    """The row of a step, of the last one before it, or the first; None where there is none."""
+    if len(steps) == 0:
+        return None
+    return len(steps) - 1 if step is None else max(int(np.searchsorted(steps, step, side="right")) - 1, 0)
+
+
+def _row(one: Held, row: int | None) -> derive.BitRows:
+    if one.history is None or row is None:
+        nothing = np.zeros(0)
+        return derive.BitRows(
+            1, nothing.astype(np.int64), nothing, nothing, nothing.astype(np.int64), nothing.astype(np.int32)
+        )
+    bits = one.history.bits
+    cut = slice(*np.searchsorted(bits.row, (row, row + 1)))
+    at = np.zeros(cut.stop - cut.start, np.int64)
+    return derive.BitRows(1, at, bits.low[cut], bits.high[cut], bits.counts[cut], bits.exponent[cut])
+
+
+def _together(parts: list[derive.BitRows]) -> derive.BitRows:
+    row = np.repeat(np.arange(len(parts)), [len(part.row) for part in parts])
+    joined = [np.concatenate([getattr(part, name) for part in parts]) for name in ("low", "high", "counts", "exponent")]
+    return derive.BitRows(len(parts), row, *joined)
+
+
+def _number(one: Held, row: int | None, stat: str) -> float:
+    return 0.0 if one.history is None or row is None else float(one.history.stat(stat)[row])
+
+
+def _histogram(one: Held, row: int | None, counts: Floats) -> StepHistogram:
+    of = [_number(one, row, stat) for stat in ("count", "zeros", "nan", "pos_inf", "neg_inf")]
+    numbers = np.array([of[0], counts[0], counts[-1], of[1], of[2], of[3] + of[4]])
+    extremes = np.array([_number(one, row, stat) for stat in ("min", "max", "mean", "std")])
+    if one.history is None or row is None:
+        lacking = one.lacking or "nothing was recorded of it"
+        return StepHistogram(one.run, None, lacking, counts[1:-1], numbers, np.full(4, np.nan))
+    return StepHistogram(one.run, int(one.history.steps[row]), "", counts[1:-1], numbers, extremes)

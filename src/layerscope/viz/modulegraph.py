@@ -1,0 +1,261 @@
+"""The graph of a run's modules as a view, and one number for each of its parts at one step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import pyarrow as pa
+
+from layerscope.query.callorder import NO_TENSOR, CallOrder
+from layerscope.query.callparts import MODEL, CallParts, Part, PartRole
+from layerscope.records import CallNode, Floats, Graph, Ints, Kind
+from layerscope.viz.lettering import text_width
+from layerscope.viz.nestedgraph import GroupOrder, NestedGraph, group_order
+
+NAME_SIZE, DETAIL_SIZE = 12.0, 10.5
+HEIGHT, MERGE = 38, (22, 10)
+NARROWEST, WIDEST = 84, 230
+MARGIN, CHEVRON, TIMES = 9, 16, 26  # beside the text; for the sign that it can be opened; for ×12
+SHORTEST_TITLE = 150
+SENT_WHOLE = 1500  # parts of a graph that is sent with the order of all its groups
+FEW = 3  # a group with no more children than this is open at first
+NO_CALLS = (
+    "Arrows are missing: the run was recorded without the calls of its modules, by an older version or without "
+    "tracing a forward. Boxes stand in the order in which the modules were made."
+)
+OF_PARAMETERS = {Kind.WEIGHT, Kind.WEIGHT_GRAD, Kind.UPDATE, Kind.OPTIMIZER, Kind.BUFFER}
+LOG_RANGE = 100.0  # values that differ by more than this factor are coloured by their logarithm
+
+
+class ModuleGraph:
+    """The graph of one run, kept while the run is looked at."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.parts = CallParts(graph)
+        self._order = CallOrder(self.parts)
+
+    @cached_property
+    def view(self) -> NestedGraph:
+        """Everything that the page needs at first."""
+        parts = self.parts.parts
+        wording = _Wording(self.parts)
+        words = [(wording.name(part), wording.detail(part)) for part in parts]
+        groups = [part.index for part in parts if part.children]
+        opened = list(self._opened())
+        times = [len(_ran(self.parts, part)) // part.period if part.role is PartRole.REPEAT else 1 for part in parts]
+        sizes = [_size(part, words[part.index], times[part.index]) for part in parts]
+        return NestedGraph(
+            title=words[0][0],
+            note="" if self.parts.is_flow_known else NO_CALLS,
+            parents=tuple(part.parent for part in parts),
+            roles=tuple(part.role.value for part in parts),
+            names=tuple(name for name, _ in words),
+            details=tuple(detail for _, detail in words),
+            widths=tuple(width for width, _ in sizes),
+            heights=tuple(height for _, height in sizes),
+            title_widths=tuple(min(SHORTEST_TITLE, round(text_width(n, 11.0, bold=True)) + 40) for n, _ in words),
+            times=tuple(times),
+            sites=tuple(part.site for part in parts),
+            facts=tuple(_facts(part, wording.parameters(part)) for part in parts),
+            opened=tuple(opened),
+            groups=tuple(self.group(index) for index in (groups if len(parts) <= SENT_WHOLE else opened)),
+        )
+
+    def group(self, index: int) -> GroupOrder:
+        """The order of one group."""
+        call = self.parts.parts[index].call
+        inputs, outputs = self._order.inputs(index), self._order.outputs(index)
+        return group_order(
+            index,
+            self._order.group(index),
+            _ports(call.inputs if call else (), inputs),
+            _ports(call.outputs if call else (), outputs),
+        )
+
+    def has_group(self, index: int) -> bool:
+        """Whether the number is that of a part with children."""
+        return 0 <= index < len(self.parts.parts) and bool(self.parts.parts[index].children)
+
+    def _opened(self) -> Iterator[int]:
+        """The whole, and what is inside as long as there is next to nothing to see."""
+        waiting = [0]
+        while waiting:
+            part = self.parts.parts[waiting.pop()]
+            if not part.children or (part.index and part.role is PartRole.REPEAT):
+                continue
+            yield part.index
+            ran = _ran(self.parts, part)
+            if len(ran) <= FEW:
+                waiting += ran
+
+
+def _ran(parts: CallParts, part: Part) -> list[int]:
+    return [child for child in part.children if parts.parts[child].role is not PartRole.MERGE]
+
+
+def _ports(ports: Iterable[tuple[str, tuple[int, ...]]], tensors: Mapping[str, int]) -> dict[str, int]:
+    """Name and shape of each port, with the tensor inside; a port that nothing is known of has none."""
+    shapes = dict(ports)
+    names = dict.fromkeys((*shapes, *tensors))
+    return {
+        f"{_shown(name)}\t{shape_text(shapes[name]) if name in shapes else ''}": tensors.get(name, NO_TENSOR)
+        for name in names
+    }
+
+
+def shape_text(shape: Sequence[int]) -> str:
+    """A shape as people write it.
+
+    >>> shape_text((2, 12, 32))
+    '2×12×32'
+    """
+    return "×".join(map(str, shape)) if shape else "scalar"
+
+
+def _size(part: Part, words: tuple[str, str], times: int) -> tuple[int, int]:
+    if part.role is PartRole.MERGE:
+        return MERGE
+    name = text_width(words[0], NAME_SIZE, bold=True) + (CHEVRON if part.children else 0) + (TIMES if times > 1 else 0)
+    width = max(name, text_width(words[1], DETAIL_SIZE)) + 2 * MARGIN
+    return round(min(max(width, NARROWEST), WIDEST)), HEIGHT
+
+
+class _Wording:
+    """The words on the parts of a graph."""
+
+    def __init__(self, parts: CallParts) -> None:
+        self._parts = parts
+        self._elements: dict[int, int] = {}
+
+    def name(self, part: Part) -> str:
+        """The attribute name, as seen from the call around it."""
+        if part.role is PartRole.MERGE:
+            return ""
+        if part.is_group:
+            ran = [self._parts.parts[child] for child in _ran(self._parts, part)]
+            return f"{self.name(ran[0])} … {self.name(ran[-1])}" if ran else ""
+        if part.path == MODEL:
+            return _shown(part.module.class_name if part.module else MODEL)
+        around = self._parts.parts[self._parts.around(part.index)].path
+        site = part.site.removeprefix(f"{around}.")
+        return _shown(site)
+
+    def detail(self, part: Part) -> str:
+        """Class and shape of the first output."""
+        if part.role is PartRole.MERGE:
+            return ""
+        if part.is_group:
+            kinds = [self._class_name(self._parts.parts[child]) for child in _ran(self._parts, part)]
+            return _shown(", ".join(dict.fromkeys(kinds)))
+        shapes = part.call.outputs if part.call else ()
+        shape = shape_text(shapes[0][1]) + (f" +{len(shapes) - 1}" if len(shapes) > 1 else "") if shapes else ""
+        class_name = "" if part.path == MODEL else _shown(self._class_name(part))  # the model is called by its class
+        return " · ".join(filter(None, (class_name, shape)))
+
+    def parameters(self, part: Part) -> int:
+        """Elements of all parameters inside; a module that is called twice counts once in each call."""
+        if part.index not in self._elements:
+            own = part.module.parameters if part.module and part.role is not PartRole.TENSOR else 0
+            inside = {self._parts.parts[child].path: child for child in part.children}
+            self._elements[part.index] = own + sum(
+                self.parameters(self._parts.parts[child])
+                for child in (part.children if part.is_group else inside.values())
+            )
+        return self._elements[part.index]
+
+    def _class_name(self, part: Part) -> str:
+        if part.role is PartRole.TENSOR:
+            return "named tensor"
+        return part.module.class_name if part.module else ""
+
+
+def _facts(part: Part, parameters: int) -> str:
+    """What the tooltip says: one line each, key and value apart."""
+    if part.role is PartRole.MERGE:
+        return ""
+    rows = [("name", part.site)] if part.site else []
+    if part.module is not None and part.role is not PartRole.TENSOR:
+        rows.append(("class", part.module.class_name))
+    if part.call is not None:
+        rows += [(port, shape_text(shape)) for port, shape in _distinct(part.call)]
+    if parameters:
+        rows.append(("parameters", f"{parameters:,}"))
+    if part.module is not None and part.role is not PartRole.TENSOR:
+        rows += list(_extra(part.module.detail))
+    return "\n".join(f"{_shown(key)}\t{_shown(value)}" for key, value in rows)
+
+
+def _distinct(call: CallNode) -> Iterator[tuple[str, tuple[int, ...]]]:
+    yield from call.inputs
+    yield from (port for port in call.outputs if port not in call.inputs)
+
+
+def _extra(detail: str) -> Iterator[tuple[str, str]]:
+    """The items of an `extra_repr`: split at commas that are in no bracket."""
+    item, depth = "", 0
+    for character in f"{detail},":
+        depth += (character in "([{") - (character in ")]}")
+        if character == "," and depth <= 0:
+            key, equals, value = item.strip().partition("=")
+            if key:
+                yield (key, value) if equals and key.isidentifier() else ("argument", item.strip())
+            item = ""
+        else:
+            item += character
+
+
+def _shown(text: str) -> str:
+    """A text of one line: names can hold anything."""
+    return text if text.isprintable() else "".join(each if each.isprintable() else " " for each in text)
+
+
+@dataclass(frozen=True, slots=True)
+class PartNumbers:
+    """A statistic at one step, one number for each part that has it, and the scale for its colours."""
+
+    kind: str
+    stat: str
+    step: int | None  # the last one recorded at or before the step asked for
+    parts: Ints
+    values: Floats
+    low: float | None  # of the finite values
+    high: float | None
+    logarithmic: bool
+
+
+def part_numbers(parts: CallParts, table: pa.Table, kind: Kind, stat: str, mode: str) -> PartNumbers:
+    """The numbers of a table of one statistic at one step, by the parts of the graph; the first port of a site counts.
+
+    Statistics of parameters belong to every call of the module that has them; its `weight` comes first.
+    """
+    owned = kind in OF_PARAMETERS
+    found: dict[str, float] = {}
+    rows = zip(*(table.column(name).to_pylist() for name in ("mode", "site", stat)), strict=True)
+    for _, site, value in sorted(rows, key=lambda row: (row[0] != mode, owned and not _is_weight(row[1]))):
+        if value is not None:
+            found.setdefault((site.rpartition(".")[0] or MODEL) if owned else site, float(value))
+    keys = [
+        (part.index, part.path if owned and part.role is not PartRole.TENSOR else part.site) for part in parts.parts
+    ]
+    numbers = [(index, found[key]) for index, key in keys if key in found]
+    values = np.array([value for _, value in numbers])
+    finite = values[np.isfinite(values)]
+    low, high = (float(finite.min()), float(finite.max())) if len(finite) else (None, None)
+    steps = table.column("step").to_pylist()
+    return PartNumbers(
+        kind=kind.value,
+        stat=stat,
+        step=steps[0] if steps else None,
+        parts=np.array([index for index, _ in numbers], np.int64),
+        values=values,
+        low=low,
+        high=high,
+        logarithmic=low is not None and high is not None and low > 0 and high / low > LOG_RANGE,
+    )
+
+
+def _is_weight(site: str) -> bool:
+    return site.rpartition(".")[2] == "weight"

@@ -1,0 +1,181 @@
+"""The graph of a trace as a view: operations in modules, with the order of every group that can be opened."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import numpy as np
+
+from layerscope.operations import PassRecord
+from layerscope.query.blocks import Block, BlockRole, Nesting
+from layerscope.query.callorder import NO_TENSOR, Ordered
+from layerscope.query.collapse import Hop, drawable, readable
+from layerscope.query.layout import Ordering, flows_of, order
+from layerscope.records import Floats
+from layerscope.viz.colour import colour_scale
+from layerscope.viz.lettering import text_width
+from layerscope.viz.nestedgraph import NOTHING, GroupOrder, NestedGraph, group_order
+from layerscope.viz.wording import Wording
+
+NAME_SIZE, DETAIL_SIZE, TITLE_SIZE = 12.0, 10.5, 11.0
+HEIGHT, NARROWEST, WIDEST = 38, 76, 240
+MARGIN, CHEVRON = 9, 16
+SHORTEST_TITLE = 150
+SENT_WHOLE = 4000  # blocks of a graph that is sent with the order of all its groups, and with all facts
+
+
+class PassGraph:
+    """The graph of one trace, kept while it is looked at. Its parts are the blocks of the nesting."""
+
+    def __init__(self, nesting: Nesting) -> None:
+        self.nesting = nesting
+        self._blocks = nesting.blocks
+        self._groups = [block.index for block in nesting.blocks if block.children]
+        everything = drawable(nesting, 0, set(self._groups))
+        self._wording = Wording(everything)
+        self._hops: dict[int, list[Hop]] = defaultdict(list)
+        for edge in everything.edges:
+            for hop in edge.hops:
+                self._hops[hop.group].append(hop)
+        self._known: dict[int, Ordering] = {}
+
+    def view(self) -> NestedGraph:
+        """Everything that the page needs at first."""
+        drawn = {child for group in self._groups for child in self._blocks[group].children}
+        words = [self._words(block) if block.index in drawn or not block.index else ("", "") for block in self._blocks]
+        opened = sorted(readable(self.nesting, 0))
+        is_small = len(self._blocks) <= SENT_WHOLE
+        return NestedGraph(
+            title=self.nesting.record.model,
+            note="",
+            parents=tuple(block.parent if block.index in drawn else NOTHING for block in self._blocks),
+            roles=tuple(block.role.value for block in self._blocks),
+            names=tuple(name for name, _ in words),
+            details=tuple(detail for _, detail in words),
+            widths=tuple(
+                _width(name, detail, block) for (name, detail), block in zip(words, self._blocks, strict=True)
+            ),
+            heights=(HEIGHT,) * len(words),
+            title_widths=tuple(
+                min(SHORTEST_TITLE, round(text_width(name, TITLE_SIZE, bold=True)) + 40) for name, _ in words
+            ),
+            times=(1,) * len(words),
+            sites=tuple(self._key(block) if block.index in drawn else "" for block in self._blocks),
+            facts=tuple(self._facts(block) if is_small and block.index in drawn else "" for block in self._blocks),
+            opened=tuple(opened),
+            groups=tuple(self.group(index) for index in (self._groups if is_small else opened)),
+        )
+
+    def group(self, index: int) -> GroupOrder:
+        """The order of one group."""
+        ordering = self._ordering(index)
+        into = {
+            (child, flow.tensor): self._inside(child, flow.tensor)
+            for flow in ordering.flows
+            for child in (*flow.targets, *flow.back)
+        }
+        out_of = {
+            flow.tensor: self._inside(flow.source, flow.tensor) for flow in ordering.flows if flow.source is not None
+        }
+        inputs, outputs = (self._ports(ordering.ports(top=top)) for top in (True, False))
+        return group_order(index, Ordered(ordering, into, out_of), inputs, outputs)
+
+    def has_group(self, index: int) -> bool:
+        """Whether the number is that of a block with something inside."""
+        return 0 <= index < len(self._blocks) and bool(self._blocks[index].children)
+
+    def first_operations(self) -> tuple[Floats, Floats]:
+        """Blocks that are operations, and of each its first operation."""
+        leaves = [block for block in self._blocks if not block.children and block.operations]
+        return (
+            np.array([block.index for block in leaves], np.float64),
+            np.array([block.operations[0] for block in leaves], np.float64),
+        )
+
+    def numbers(self, field: str) -> tuple[Floats, Floats]:
+        """A field of operations, such as their time, added up for each block that has it."""
+        known = [block for block in self._blocks if block.operations]
+        scale = colour_scale(self.nesting.record, known, field)
+        found = {block.index: scale.of(block)[0] for block in known} if scale else {}
+        kept = [(block, value) for block, value in found.items() if value is not None]
+        return np.array([block for block, _ in kept], np.float64), np.array([value for _, value in kept], np.float64)
+
+    def _ordering(self, index: int) -> Ordering:
+        if index not in self._known:
+            children = self._blocks[index].children
+            pinned = {child for child in children if self._blocks[child].role is BlockRole.INPUT}
+            flows = flows_of(self._hops[index])
+            into = [(child, flow.tensor) for flow in flows for child in (*flow.targets, *flow.back)]
+            entries = self._borders(into, top=True)
+            leaving = [(flow.source, flow.tensor) for flow in flows if flow.source is not None]
+            exits = self._borders(leaving, top=False)
+            ordered = sorted(children, key=lambda child: child not in pinned)
+            self._known[index] = order(ordered, flows, pinned, entries, exits)
+        return self._known[index]
+
+    def _borders(self, crossing: list[tuple[int, int]], *, top: bool) -> dict[tuple[int, int], float]:
+        """Where on the borders of groups tensors cross them; the only one is in the middle, and needs no looking."""
+        tensors: dict[int, set[int]] = defaultdict(set)
+        for child, tensor in crossing:
+            tensors[child].add(tensor)
+        found: dict[tuple[int, int], float] = {}
+        for child, several in tensors.items():
+            if len(several) > 1 and self._blocks[child].children:
+                ports = self._ordering(child).ports(top=top)
+                found.update({(child, tensor): (at + 0.5) / len(ports) - 0.5 for at, tensor in enumerate(ports)})
+        return found
+
+    def _inside(self, child: int | None, tensor: int) -> int:
+        return tensor if child is not None and self._blocks[child].children else NO_TENSOR
+
+    def _ports(self, tensors: list[int]) -> dict[str, int]:
+        """Name and shape of the tensors that cross a border."""
+        return {"\t".join(self._words(self._blocks[tensor])): tensor for tensor in tensors}
+
+    def _words(self, block: Block) -> tuple[str, str]:
+        """What stands on a block: its name and one line more."""
+        name = self._wording.title(block) if block.index else self.nesting.record.model
+        if block.role is BlockRole.SECTION or not block.index:
+            return name, f"{len(block.operations):,} operations"
+        shape = self.shape(block)
+        if block.children:
+            return name, f"{self._wording.detail(block)} {shape}"
+        return name, shape
+
+    def shape(self, block: Block) -> str:
+        """The shape of what a block gives."""
+        last = self.nesting.record.operations[block.operations[-1]] if block.operations else None
+        return "" if last is None else "×".join(map(str, last.shape)) or "scalar"
+
+    def _key(self, block: Block) -> str:
+        naming = self.nesting.naming
+        if block.children:
+            return f"{block.path}@{block.index}"
+        return naming.label(block.operations[0])
+
+    def _facts(self, block: Block) -> str:
+        """Lines of a name, a tab and a text, for the tooltip."""
+        record, first = self.nesting.record, self.nesting.record.operations[block.operations[0]]
+        elapsed = sum(
+            op.elapsed_s for op in map(record.operations.__getitem__, block.operations) if op.lead == op.index
+        )
+        found = {
+            "module" if block.children else "function": block.path if block.children else first.function,
+            "in": "" if block.children else _module(record, block),
+            "class": self._wording.detail(block) if block.children else "",
+            "operations": f"{len(block.operations):,}" if block.children else "",
+            "gives": f"{self.shape(block)} {record.operations[block.operations[-1]].dtype}",
+            "parameters": ", ".join(first.parameters) if not block.children else "",
+            "passes": str(block.passes) if block.passes > 1 else "",
+            "time": f"{elapsed * 1e3:.3g} ms" if elapsed else "",
+        }
+        return "\n".join(f"{name}\t{text}" for name, text in found.items() if text)
+
+
+def _module(record: PassRecord, block: Block) -> str:
+    return record.calls[record.operations[block.operations[0]].call].path
+
+
+def _width(name: str, detail: str, block: Block) -> int:
+    title = text_width(name, NAME_SIZE, bold=True) + (CHEVRON if block.children else 0)
+    return round(min(max(title, text_width(detail, DETAIL_SIZE), NARROWEST - 2 * MARGIN), WIDEST) + 2 * MARGIN)

@@ -1,0 +1,70 @@
+"""Findings in a real browser: from the list of runs to the fault in few clicks."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import expect
+
+from layerscope.server.serve import PageServer
+from tests.browser.conftest import Visit
+from tests.browser.project import write_layers
+
+pytestmark = pytest.mark.browser
+
+
+@pytest.fixture
+def address(tmp_path: Path) -> Iterator[str]:
+    write_layers(tmp_path / "broken", nan_at=20)
+    write_layers(tmp_path / "sound")
+    with PageServer(tmp_path, port=0) as server:
+        yield server.address
+
+
+def test_two_clicks_lead_from_the_list_to_the_first_layer_with_nan(visit: Visit, address: str) -> None:
+    page = visit.page
+    page.goto(f"{address}#run=sound")
+    runs = page.get_by_test_id("runs")
+    badge = runs.get_by_role("option").filter(has_text="broken").get_by_test_id("badge")
+    expect(badge).to_have_text(re.compile(r"\d"), timeout=20_000)
+    badge.click()
+    expect(page.get_by_test_id("verdict")).to_contain_text("error")
+    first = page.get_by_test_id("finding").first
+    expect(first).to_contain_text("h.1.attn")
+    expect(first).to_contain_text("since step 20")
+    first.get_by_role("button", name="Charts").click()
+    expect(page.get_by_test_id("site-title")).to_have_text("h.1.attn")
+    expect(page.get_by_test_id("crosshair-step")).to_have_text("step 20")
+    expect(page.get_by_test_id("not-finite")).to_be_visible()
+    page.go_back()
+    first.get_by_role("button", name="Heat map").click()
+    expect(page.get_by_test_id("heatmap")).to_be_visible()
+    expect(page).to_have_url(re.compile("site=h.1.attn"))
+
+
+def test_a_sound_run_says_so_and_what_was_not_checked(visit: Visit, address: str) -> None:
+    page = visit.page
+    page.goto(f"{address}#run=sound&view=findings")
+    expect(page.get_by_test_id("verdict")).to_contain_text("healthy")
+    expect(page.get_by_text("Nothing was found")).to_be_visible()
+    page.get_by_text("not checked").click()
+    expect(page.get_by_test_id("findings")).to_contain_text("needs kind weight_grad")
+
+
+def test_only_what_matters_is_marked_on_the_axis_and_the_slider_stands_at_the_step_after_a_reload(
+    visit: Visit, address: str
+) -> None:
+    page = visit.page
+    page.goto(f"{address}#run=sound&step=10")
+    marks = page.get_by_role("note")
+    expect(marks).to_have_count(1)
+    expect(marks).to_have_attribute("aria-label", "note at step 3: a new learning rate")
+    slider = page.get_by_role("slider", name="Step of the cross-hair")
+    expect(slider).to_have_value("10")
+    page.reload()
+    expect(page.get_by_test_id("histogram")).to_be_visible()
+    expect(slider).to_have_value("10")
+    assert slider.evaluate("input => [Number(input.min), Number(input.max)]") == [-0.5, 29.5]

@@ -1,0 +1,197 @@
+"""Journeys through the graph view: real browser, real server."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Locator, Page, expect
+
+from layerscope.server.serve import PageServer
+from tests.browser.conftest import Visit
+from tests.server.graphs import blocks_graph, write_graph_run
+
+pytestmark = pytest.mark.browser
+
+
+@pytest.fixture
+def address(tmp_path: Path) -> Iterator[str]:
+    write_graph_run(tmp_path / "runs" / "blocks", blocks_graph())
+    with PageServer(tmp_path / "runs", port=0) as server:
+        yield f"{server.address}#run=blocks&view=graph"
+
+
+def graph(page: Page) -> Locator:
+    return page.get_by_test_id("graph")
+
+
+def part(page: Page, name: str) -> Locator:
+    """The row of the tree that mirrors a part of the picture."""
+    return graph(page).locator(f'[role=treeitem][data-key="{name}"]')
+
+
+def point(page: Page, name: str) -> tuple[float, float]:
+    """Where a part is drawn, in pixels of the window."""
+    box = graph(page).bounding_box()
+    assert box is not None
+    where = [float(part(page, name).get_attribute(f"data-{axis}") or "nan") for axis in "xy"]
+    return box["x"] + where[0], box["y"] + where[1]
+
+
+def ready(page: Page) -> None:
+    expect(part(page, "embed")).to_have_count(1)
+    expect(page.get_by_test_id("graph-legend")).to_be_visible()
+
+
+@pytest.mark.feature("E3")
+def test_repeated_blocks_are_folded_opened_in_place_and_entered_and_the_address_restores_it(
+    visit: Visit, address: str
+) -> None:
+    page = visit.page
+    page.goto(address)
+    ready(page)
+    folded = part(page, "repeat:blocks.0")
+    expect(folded).to_contain_text("blocks.0 … blocks.3 ×4 Block")
+    expect(folded).to_have_attribute("aria-expanded", "false")
+    page.mouse.dblclick(*point(page, "repeat:blocks.0"))
+    expect(folded).to_have_attribute("aria-expanded", "true")
+    expect(part(page, "blocks.3")).to_contain_text("Block · 8×16")
+    page.mouse.dblclick(*point(page, "blocks.1"))
+    expect(part(page, "blocks.1.norm")).to_have_count(1)
+    part_at = point(page, "blocks.1.norm")
+    page.mouse.click(*part_at)
+    expect(page).to_have_url(re.compile("site=blocks.1.norm"))
+    page.mouse.dblclick(part_at[0], part_at[1] - 60)  # the title of the open block
+    crumbs = page.get_by_role("navigation", name="Entered modules").get_by_role("button")
+    expect(crumbs).to_have_text(["Network", "blocks.0 … blocks.3", "blocks.1"])
+    expect(part(page, "embed")).to_have_count(0)
+    page.reload()
+    expect(crumbs).to_have_text(["Network", "blocks.0 … blocks.3", "blocks.1"])
+    expect(part(page, "blocks.1.mlp")).to_have_count(1)
+    crumbs.first.click()
+    expect(part(page, "embed")).to_have_count(1)
+    expect(part(page, "blocks.1.mlp")).to_have_count(1)
+
+
+@pytest.mark.feature("E4")
+def test_a_click_opens_the_panel_with_value_beside_gradient_and_a_dragged_node_stays(
+    visit: Visit, address: str
+) -> None:
+    page = visit.page
+    page.goto(address)
+    ready(page)
+    page.mouse.click(*point(page, "head"))
+    panels = page.get_by_test_id("site-panel")
+    expect(panels).to_have_attribute("data-site", "head")
+    expect(panels.get_by_role("img", name="Histogram of output of head")).to_be_visible()
+    expect(panels.get_by_role("img", name="Histogram of output_grad of head")).to_be_visible()
+    panels.get_by_role("combobox", name="Tensor").select_option(label="weight")
+    expect(panels.get_by_role("img", name="Histogram of weight of head.weight")).to_be_visible()
+    page.mouse.move(*point(page, "embed"))
+    page.mouse.down()
+    column = page.get_by_test_id("panels").bounding_box()
+    assert column is not None
+    page.mouse.move(column["x"] + 40, column["y"] + 200, steps=5)
+    page.mouse.up()
+    expect(page.get_by_role("region", name="Panel of embed")).to_be_visible()
+    expect(page.get_by_role("region", name="Panel of head")).to_be_visible()
+    page.reload()
+    expect(page.get_by_role("region", name="Panel of embed")).to_be_visible()
+    page.get_by_role("button", name="Close the panel of embed").click()
+    expect(page.get_by_role("region", name="Panel of embed")).to_have_count(0)
+
+
+def test_the_keyboard_walks_opens_enters_and_leaves(visit: Visit, address: str) -> None:
+    page = visit.page
+    page.goto(address)
+    ready(page)
+    graph(page).focus()
+    chosen = graph(page).locator("[role=treeitem][aria-selected=true]")
+    page.mouse.click(*point(page, "embed"))
+    expect(chosen).to_have_attribute("data-key", "embed")
+    page.keyboard.press("ArrowDown")
+    expect(chosen).to_have_attribute("data-key", "repeat:blocks.0")
+    page.keyboard.press("Enter")
+    expect(chosen).to_have_attribute("data-key", "blocks.0")
+    page.keyboard.press("ArrowDown")
+    expect(chosen).to_have_attribute("data-key", "blocks.1")
+    page.keyboard.press("ArrowUp")
+    expect(chosen).to_have_attribute("data-key", "blocks.0")
+    page.keyboard.press("Enter")
+    expect(part(page, "blocks.0.norm")).to_have_count(1)
+    page.keyboard.press("Enter")
+    crumbs = page.get_by_role("navigation", name="Entered modules").get_by_role("button")
+    expect(crumbs.last).to_have_text("blocks.0")
+    page.keyboard.press("Backspace")
+    expect(crumbs.last).to_have_text("blocks.0 … blocks.3")
+
+
+def test_the_search_of_the_sites_finds_a_part_that_is_folded_away(visit: Visit, address: str) -> None:
+    page = visit.page
+    page.goto(address)
+    ready(page)
+    expect(part(page, "blocks.2.mlp")).to_have_count(0)
+    page.get_by_role("searchbox").fill("2.mlp")
+    page.keyboard.press("Enter")
+    expect(part(page, "blocks.2.mlp")).to_have_attribute("aria-selected", "true")
+    where, box = point(page, "blocks.2.mlp"), graph(page).bounding_box()
+    assert box is not None
+    assert box["x"] < where[0] < box["x"] + box["width"]
+    assert box["y"] < where[1] < box["y"] + box["height"]
+
+
+def test_the_colours_follow_the_step_and_the_tooltip_tells_key_and_value_apart(visit: Visit, address: str) -> None:
+    page = visit.page
+    page.goto(f"{address}&step=2")
+    ready(page)
+    legend = page.get_by_test_id("graph-legend")
+    expect(legend).to_contain_text("output rms, step 2")
+    expect(legend).to_contain_text("NaN")
+    page.mouse.move(*point(page, "embed"))
+    tip = page.get_by_test_id("graph-tip")
+    keys = ["name", "class", "input.0", "output.0", "parameters", "in_features", "bias", "output rms"]
+    expect(tip.locator("dt")).to_have_text(keys)
+    before = tip.locator("dd").last.inner_text()
+    assert tip.locator("dd").all_inner_texts()[:5] == ["embed", "Linear", "8×16", "8×16", "144"]
+    page.keyboard.press("]")
+    expect(legend).to_contain_text("output rms, step 3")
+    expect(tip.locator("dd").last).not_to_have_text(before)
+    page.get_by_role("combobox", name="Kind that colours the graph").select_option("output_grad")
+    expect(legend).to_contain_text("output_grad rms, step 3")
+
+
+def test_where_a_skip_connection_meets_its_branch_both_are_on_one_axis(visit: Visit, address: str) -> None:
+    page = visit.page
+    page.goto(f"{address}&expanded=(model)+repeat%253Ablocks.0+blocks.0&entered=blocks.0")
+    expect(part(page, "blocks.0.mlp")).to_have_count(1)
+    x, y = point(page, "blocks.0.mlp")
+    scale = float(graph(page).get_attribute("data-scale") or 1)
+    for below in range(30, 70, 4):
+        page.mouse.click(x, y + below * scale)
+        if page.get_by_test_id("branches").count():
+            break
+    branches = page.get_by_test_id("branches")
+    expect(branches).to_contain_text("Where 2 branches meet")
+    expect(branches.get_by_role("listitem")).to_contain_text(["input (embed)", "mlp", "mlp"])
+
+
+def test_an_older_run_shows_nested_modules_and_says_why_it_has_no_arrows(visit: Visit, tmp_path: Path) -> None:
+    page = visit.page
+    write_graph_run(tmp_path / "runs" / "old", blocks_graph(calls=False))
+    with PageServer(tmp_path / "runs", port=0) as server:
+        page.goto(f"{server.address}#run=old&view=graph")
+        expect(page.get_by_role("note")).to_contain_text("recorded without the calls")
+        expect(part(page, "embed")).to_have_count(1)
+
+
+def test_a_name_with_html_is_drawn_as_text_and_a_run_without_modules_says_so(visit: Visit, tmp_path: Path) -> None:
+    page = visit.page
+    name = "<img src=x onerror=document.title='hit'>" + "é" * 300
+    write_graph_run(tmp_path / "runs" / "odd", blocks_graph(name=name))
+    with PageServer(tmp_path / "runs", port=0) as server:
+        page.goto(f"{server.address}#run=odd&view=graph")
+        expect(graph(page).get_by_role("treeitem").filter(has_text="<img src=x")).to_have_count(1)
+        assert page.locator("img").count() == 0
+        assert "hit" not in page.title()

@@ -1,0 +1,131 @@
+"""The heat map in a real browser: what is wrong is seen at once, and one click leads to it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from layerscope.server.serve import PageServer
+from tests.browser.conftest import Visit
+from tests.browser.project import write_layers
+
+pytestmark = pytest.mark.browser
+PIXEL = """([x, y]) => {
+    const canvas = document.querySelector('[data-testid=heatmap] canvas');
+    const [r, g, b, a] = canvas.getContext('2d').getImageData(x * devicePixelRatio, y * devicePixelRatio, 1, 1).data;
+    return a === 0 ? 'nothing' : `rgb(${r}, ${g}, ${b})`;
+}"""
+NAN = "rgb(255, 107, 74)"
+
+
+@pytest.fixture
+def address(tmp_path: Path) -> Iterator[str]:
+    write_layers(tmp_path / "sound")
+    write_layers(tmp_path / "broken", nan_at=20)
+    with PageServer(tmp_path, port=0) as server:
+        yield server.address
+
+
+def middle(page: Page, site: str, step: float, steps: int = 30) -> tuple[float, float]:
+    """The place of a cell, in pixels from the corner of the heat map."""
+    plot = page.get_by_test_id("heatmap").bounding_box()
+    label = page.get_by_test_id("heatmap").get_by_title(site, exact=True).bounding_box()
+    assert plot is not None
+    assert label is not None
+    left, right = 210, plot["width"] - 54
+    return left + (right - left) * (step + 0.5) / steps, label["y"] - plot["y"] + label["height"] / 2
+
+
+def test_nan_has_its_own_colour_from_the_step_on_and_a_click_opens_site_and_step(visit: Visit, address: str) -> None:
+    page = visit.page
+    page.goto(f"{address}#run=broken&view=heatmap")
+    heat = page.get_by_test_id("heatmap")
+    expect(heat).to_have_attribute("data-columns", "30")
+    page.mouse.move(5, 5)
+    assert page.evaluate(PIXEL, middle(page, "h.1.attn", 25)) == NAN
+    assert page.evaluate(PIXEL, middle(page, "h.1.attn", 10)) not in (NAN, "nothing")
+    assert page.evaluate(PIXEL, middle(page, "h.0.attn", 25)) not in (NAN, "nothing")
+    x, y = middle(page, "h.1.attn", 20)
+    heat.hover(position={"x": x, "y": y})
+    tip = page.get_by_test_id("heatmap-tip")
+    expect(tip).to_contain_text("h.1.attn")
+    expect(tip).to_contain_text("step 20 · has NaN")
+    expect(page.get_by_test_id("crosshair-step")).to_have_text("step 20")
+    page.mouse.down()
+    page.mouse.up()
+    expect(page).to_have_url(re.compile("site=h.1.attn.*step=20"))
+    page.get_by_role("button", name="Charts", exact=True).click()
+    expect(page.get_by_test_id("site-title")).to_have_text("h.1.attn")
+    expect(page.get_by_test_id("not-finite")).to_have_text("5 NaN, 0 Inf")
+
+
+def test_groups_fold_into_one_row_that_keeps_the_nan_and_the_search_filters_rows(visit: Visit, address: str) -> None:
+    page = visit.page
+    page.goto(f"{address}#run=broken&view=heatmap")
+    heat = page.get_by_test_id("heatmap")
+    expect(heat).to_have_attribute("data-rows", "9")
+    heat.get_by_title("h", exact=True).click()
+    expect(heat).to_have_attribute("data-rows", "3")
+    page.mouse.move(5, 5)
+    assert page.evaluate(PIXEL, middle(page, "h (6 rows)", 25)) == NAN
+    page.get_by_role("searchbox").fill("mlp")
+    expect(heat).to_have_attribute("data-rows", "2")
+    page.get_by_role("button", name="rows with").click()
+    expect(heat).to_have_attribute("data-rows", "3")
+    page.get_by_role("combobox", name="How deep the tree is open").select_option("2 levels")
+    expect(heat).to_have_attribute("data-rows", "5")
+
+
+def test_the_keyboard_moves_the_cell_and_opens_it(visit: Visit, address: str) -> None:
+    page = visit.page
+    page.goto(f"{address}#run=broken&view=heatmap&site=h.0.mlp&step=19")
+    expect(page.get_by_test_id("heatmap")).to_have_attribute("data-columns", "30")
+    page.get_by_test_id("heatmap").get_by_role("tree").focus()
+    page.keyboard.press("ArrowRight")
+    expect(page.get_by_test_id("crosshair-step")).to_have_text("step 20")
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("ArrowDown")
+    expect(page).to_have_url(re.compile("site=h.1.attn"))
+    expect(page.locator(".spoken")).to_have_text("h.1.attn, step 20: has NaN")
+    page.keyboard.press("Enter")
+    expect(page.get_by_test_id("site-title")).to_have_text("h.1.attn")
+
+
+def test_the_heat_map_shares_its_steps_with_the_kpis_and_zooms_with_them(visit: Visit, address: str) -> None:
+    page = visit.page
+    page.goto(f"{address}#run=sound&view=heatmap")
+    heat = page.get_by_test_id("heatmap")
+    expect(heat).to_have_attribute("data-columns", "30")
+    kpi = page.get_by_role("img", name="loss over the steps").bounding_box()
+    plot = heat.bounding_box()
+    assert kpi is not None
+    assert plot is not None
+    assert (kpi["x"], kpi["width"]) == (plot["x"], plot["width"])
+    heat.hover(position={"x": 400, "y": 40})
+    page.mouse.down()
+    heat.hover(position={"x": 600, "y": 40})
+    page.mouse.up()
+    expect(page).to_have_url(re.compile(r"first=\d+&last=\d+"))
+    first, last = (int(step) for step in re.findall(r"(?:first|last)=(\d+)", page.url))
+    expect(heat).to_have_attribute("data-columns", str(last - first + 1))
+
+
+def test_the_numbers_and_the_picture_can_be_kept(visit: Visit, address: str) -> None:
+    page = visit.page
+    page.goto(f"{address}#run=broken&view=heatmap")
+    expect(page.get_by_test_id("heatmap")).to_have_attribute("data-columns", "30")
+    view = page.get_by_role("region", name="Heat map")
+    with page.expect_download() as table:
+        view.get_by_role("button", name="CSV").click()
+    lines = table.value.path().read_text().splitlines()
+    assert lines[0].split(",")[:3] == ["site", "port", "0"]
+    assert len(lines) == 7
+    assert lines[4].split(",")[22:24] == ["NaN", "NaN"]
+    with page.expect_download() as picture:
+        view.get_by_role("button", name="PNG").click()
+    assert picture.value.path().read_bytes().startswith(b"\x89PNG")
+    assert picture.value.suggested_filename == "broken_output_rms.png"

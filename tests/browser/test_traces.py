@@ -1,0 +1,168 @@
+"""The trace view: from the graph to an operation, its values and its code."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Locator, Page, expect
+
+from layerscope.server.serve import PageServer
+from tests.browser.conftest import Visit
+from tests.browser.tracing import ODD, save_trace, watch_and_trace
+from tests.server.runs import write_run
+
+pytestmark = pytest.mark.browser
+BLOCKS = r"^\s*blocks\s+Sequential"
+
+
+@pytest.fixture(scope="module")
+def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    folder: Path = tmp_path_factory.mktemp("runs")
+    save_trace(folder / "net")
+    write_run(folder / "untraced", steps=3)
+    watch_and_trace(folder / "watched")
+    with PageServer(folder, port=0) as server:
+        yield server.address
+
+
+def part(page: Page, words: str) -> Locator:
+    return page.get_by_role("treeitem").filter(has_text=re.compile(words)).first
+
+
+def click(page: Page, words: str, times: int = 1) -> None:
+    """Click a part of the graph where it is drawn."""
+    found = part(page, words)
+    expect(found).to_be_attached()
+    x, y = (float(found.get_attribute(f"data-{axis}") or "nan") for axis in "xy")
+    graph = page.get_by_test_id("graph")
+    (graph.dblclick if times == 2 else graph.click)(position={"x": x, "y": y})
+
+
+def search(page: Page, words: str) -> None:
+    page.get_by_role("combobox", name="Search operations").fill(words)
+    page.get_by_role("listbox", name="Operations found").get_by_role("option").first.click()
+
+
+def test_an_operation_is_found_and_shows_value_gradient_and_code(visit: Visit, address: str) -> None:
+    page = visit.page
+    page.goto(f"{address}#run=net&view=traces")
+    search(page, "conv2d blocks.1")
+    expect(page.get_by_test_id("op-label")).to_have_text(re.compile("conv2d_3"))
+    value = page.get_by_test_id("picture-value")
+    expect(value).to_have_attribute("data-picture", "grid")
+    expect(page.get_by_test_id("picture-gradient")).to_be_visible()
+    value.hover(position={"x": 3, "y": 3})
+    expect(page.get_by_test_id("told-value")).to_have_text(re.compile(r"\[0, 0, 0, 0\] (NaN|−?[\d.e−]+)"))
+    value.click(position={"x": 3, "y": 3})
+    expect(page.get_by_test_id("picture-value")).to_have_attribute("data-picture", "matrix")
+    page.get_by_label("sample").fill("1")
+    page.get_by_test_id("picture-value").hover(position={"x": 3, "y": 3})
+    expect(page.get_by_test_id("told-value")).to_have_text(re.compile(r"\[1, 0, 0, 0\]"))
+    page.get_by_role("button", name=re.compile("groupnorm")).click()
+    expect(page.get_by_test_id("code").filter(visible=True).first).to_contain_text("the residual")
+
+
+def test_the_address_restores_trace_operation_and_what_is_open(visit: Visit, address: str) -> None:
+    page = visit.page
+    page.goto(f"{address}#run=net&view=traces")
+    search(page, "tanh")
+    expect(page.get_by_test_id("op-label")).to_have_text("tanh_1_12:1")
+    page.get_by_role("button", name="tanh_1_12:3").click()
+    expect(page.get_by_test_id("op-label")).to_have_text("tanh_1_12:3")
+    page.get_by_role("button", name="Fit").click()
+    click(page, BLOCKS)
+    page.get_by_role("button", name="Close").click()
+    expect(part(page, "conv2d_2")).to_have_count(0)
+    before = page.url
+    search(page, "linear_1 cell")
+    page.go_back()
+    expect(page).to_have_url(before)
+    page.reload()
+    expect(part(page, BLOCKS)).to_have_attribute("aria-expanded", "false")
+    expect(part(page, "conv2d_2")).to_have_count(0)
+
+
+def test_a_module_opens_on_a_double_click_and_can_be_looked_at_alone(visit: Visit, address: str) -> None:
+    page = visit.page
+    page.goto(f"{address}#run=net&view=traces&opened=0")
+    expect(part(page, BLOCKS)).to_have_attribute("aria-expanded", "false")
+    click(page, BLOCKS, times=2)
+    expect(part(page, BLOCKS)).to_have_attribute("aria-expanded", "true")
+    click(page, r"^\s*1\s+Block")
+    page.get_by_role("button", name="Look at it alone").click()
+    expect(part(page, "tanh")).to_have_count(0)
+    crumbs = page.get_by_role("navigation", name="Module that is looked at")
+    expect(crumbs).to_contain_text("blocks")
+    crumbs.get_by_role("button", name="Net").click()
+    expect(part(page, "tanh")).to_be_attached()
+
+
+def test_every_pass_of_a_loop_can_be_a_node_and_nodes_be_coloured(visit: Visit, address: str) -> None:
+    page = visit.page
+    page.goto(f"{address}#run=net&view=traces")
+    tanh = page.get_by_role("treeitem").filter(has_text="tanh")
+    expect(tanh).to_have_count(1)
+    page.get_by_label("every pass").check()
+    expect(tanh).to_have_count(3)
+    page.get_by_label("Colour of the nodes").select_option("time")
+    expect(page.get_by_test_id("legend")).to_contain_text("seconds")
+
+
+def test_not_a_number_is_named_and_an_image_shown(visit: Visit, address: str) -> None:
+    page = visit.page
+    page.goto(f"{address}#run=net&view=traces&op=0")
+    expect(page.get_by_test_id("picture-value")).to_have_attribute("data-picture", "image")
+    expect(page.get_by_label("Value", exact=True)).to_contain_text("NaN 1")
+
+
+def test_the_keyboard_walks_the_graph_and_opens_modules(visit: Visit, address: str) -> None:
+    page = visit.page
+    page.goto(f"{address}#run=net&view=traces&opened=0&op=0")
+    expect(page.get_by_test_id("op-label")).to_have_text("input_1_0")
+    page.get_by_test_id("graph").focus()
+    page.keyboard.press("ArrowDown")
+    expect(page.get_by_test_id("op-label")).to_have_text("conv2d_1_1")
+    page.keyboard.press("ArrowDown")
+    expect(page.get_by_test_id("block")).to_contain_text("blocks")
+    page.keyboard.press("Enter")
+    expect(part(page, BLOCKS)).to_have_attribute("aria-expanded", "true")
+
+
+def test_names_of_modules_are_shown_as_text(visit: Visit, address: str) -> None:
+    page = visit.page
+    page.goto(f"{address}#run=net&view=traces")
+    search(page, "linear head")
+    expect(page.get_by_test_id("operation")).to_contain_text(ODD)
+    assert page.locator("img").count() == 0
+    assert "hit" not in page.title()
+
+
+def test_a_run_without_traces_says_how_to_make_one(visit: Visit, address: str) -> None:
+    visit.page.goto(f"{address}#run=untraced&view=traces")
+    expect(visit.page.get_by_text("No traces in this run")).to_be_visible()
+    expect(visit.page.get_by_text("ls.trace(model, x).save(run.path)")).to_be_visible()
+
+
+def test_a_trace_leads_to_the_histograms_of_its_step_and_module(visit: Visit, address: str) -> None:
+    page = visit.page
+    page.goto(f"{address}#run=watched&view=traces")
+    page.get_by_role("button", name="step 2").click()
+    expect(page.get_by_test_id("crosshair-step")).to_have_text("step 2")
+    search(page, "linear_2")
+    page.get_by_role("button", name="its histograms over the training").click()
+    expect(page.get_by_test_id("site-title")).to_have_text("2")
+    expect(page.get_by_test_id("histogram")).to_have_attribute("data-points", "4")
+    expect(page.get_by_test_id("crosshair-step")).to_have_text("step 2")
+
+
+def test_a_trace_that_is_saved_while_the_page_is_open_appears(visit: Visit, tmp_path: Path) -> None:
+    write_run(tmp_path / "live", steps=3)
+    with PageServer(tmp_path, port=0) as server:
+        visit.page.goto(f"{server.address}#run=live&view=traces")
+        expect(visit.page.get_by_text("No traces in this run")).to_be_visible()
+        expect(visit.page.get_by_test_id("live")).to_have_attribute("data-connected", "true")
+        save_trace(tmp_path / "live")
+        expect(part(visit.page, BLOCKS)).to_be_attached(timeout=15_000)

@@ -1,0 +1,92 @@
+"""A matrix holds what the tables hold, whichever files the rows lie in."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from layerscope.query.matrix import INF, MISSING, NAN, VALUE, Matrix, Question, matrix
+from layerscope.query.run import Run
+from layerscope.records import Extras, Kind, Mode, Reading, Series
+from layerscope.store.compact import compact
+from layerscope.store.folder import create
+from layerscope.store.writer import FolderSink
+from tests.server.runs import summaries
+
+
+def series(site: str, kind: Kind = Kind.OUTPUT, dtype: str = "float64") -> Series:
+    return Series(site, "output.0", kind, Mode.TRAIN, Reading.FORWARD, dtype, (50,))
+
+
+def cell(found: Matrix, site: str, step: int) -> tuple[float, int]:
+    row, column = found.steps.tolist().index(step), [tensor[0] for tensor in found.tensors].index(site)
+    return float(found.values[row, column]), int(found.states[row, column])
+
+
+@pytest.fixture(params=["as written", "compacted"])
+def run(request: pytest.FixtureRequest, tmp_path: Path) -> Run:
+    sink = FolderSink(create(tmp_path / "run"))
+    a, b, weight = (
+        sink.series_id(series(site, kind))
+        for site, kind in (("a", Kind.OUTPUT), ("b", Kind.OUTPUT), ("a.weight", Kind.WEIGHT))
+    )
+    for step in range(6):
+        tensors = [np.full(50, step + 1.0), np.full(50, -2.0), np.full(50, 7.0)]
+        if step == 3:
+            tensors[0][7], tensors[1][7] = np.nan, np.inf
+        sink.put(summaries(step, [a, b, weight] if step != 5 else [a, weight], tensors if step != 5 else tensors[::2]))
+        sink.put(Extras(step, np.array([a], np.int32), ("sparsity",), np.array([0.25 * step])))
+        assert sink.flush()
+    narrow = sink.series_id(series("a", dtype="float16"))
+    sink.put(summaries(9, [narrow], [np.full(50, 3.0)]))
+    sink.close()
+    if request.param == "compacted":
+        compact(tmp_path / "run")
+    return Run(tmp_path / "run")
+
+
+def test_a_matrix_is_what_the_table_of_statistics_holds(run: Run) -> None:
+    found = matrix(run.reader, Question("output", "rms"))
+    assert found.tensors == (("a", "output.0"), ("b", "output.0"))
+    assert found.steps.tolist() == [0, 1, 2, 3, 4, 5, 9]
+    for row in run.stats(kind="output", stat="rms").arrow().to_pylist():
+        value, state = cell(found, row["site"], row["step"])
+        assert value == pytest.approx(row["rms"])
+        assert state == {("a", 3): NAN, ("b", 3): INF}.get((row["site"], row["step"]), VALUE)
+    assert cell(found, "b", 5)[1] == MISSING
+
+
+def test_own_statistics_are_there_where_they_were_given(run: Run) -> None:
+    found = matrix(run.reader, Question("output", "sparsity"))
+    assert [cell(found, "a", step) for step in (0, 5)] == [(0.0, VALUE), (1.25, VALUE)]
+    assert cell(found, "b", 2)[1] == MISSING
+
+
+def test_another_kind_another_rank_or_nothing_at_all(run: Run) -> None:
+    assert matrix(run.reader, Question("weight", "max")).tensors == (("a.weight", "output.0"),)
+    for question in (Question("buffer", "rms"), Question("output", "rms", "eval"), Question("output", "rms", rank=3)):
+        found = matrix(run.reader, question)
+        assert (found.tensors, found.values.shape) == ((), (0, 0))
+
+
+def test_what_a_later_session_recorded_again_counts(tmp_path: Path) -> None:
+    for value in (1.0, 5.0):
+        sink = FolderSink(create(tmp_path / "run", resume=value == 5.0))
+        number = sink.series_id(series("a"))
+        for step in (0, 1, 2) if value == 1.0 else (2, 3):
+            sink.put(summaries(step, [number], [np.full(50, value)]))
+        sink.close()
+    found = matrix(Run(tmp_path / "run").reader, Question("output", "mean"))
+    assert [cell(found, "a", step)[0] for step in range(4)] == [1.0, 1.0, 5.0, 5.0]
+
+
+def test_a_tensor_that_is_another_ones_alias_has_its_numbers(tmp_path: Path) -> None:
+    sink = FolderSink(create(tmp_path / "run"))
+    output, taken = sink.series_id(series("a")), sink.series_id(series("b", Kind.INPUT))
+    made = summaries(0, [output, taken], [np.full(50, 4.0), np.zeros(0)])
+    made.alias[1] = output
+    sink.put(made)
+    sink.close()
+    assert cell(matrix(Run(tmp_path / "run").reader, Question("input", "rms")), "b", 0) == (4.0, VALUE)

@@ -1,0 +1,164 @@
+"""The graph of modules: what meets, what repeats, what is drawn where, and its numbers."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from types import ModuleType
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from layerscope.query.callparts import CallParts, PartRole
+from layerscope.records import CallNode, Edge, Graph, Kind, ModuleNode
+from layerscope.viz.modulegraph import NO_CALLS, ModuleGraph, part_numbers
+from layerscope.viz.nestedgraph import NOTHING, GroupOrder
+from tests.golden import nested, placing
+from tests.server.graphs import PORT_IN, PORT_OUT, blocks_graph
+
+
+def flat(edges: str, names: str = "abcdef", classes: str = "") -> Graph:
+    """A model whose calls are letters; `in>a a>out` are its edges."""
+    modules = [ModuleNode("(model)", "Net", 0, "")]
+    modules += [ModuleNode(name, kind, 1, "") for name, kind in zip(names, classes or names.upper(), strict=True)]
+    calls = [CallNode("(model)", "(model)", "", PORT_IN, PORT_OUT)]
+    calls += [CallNode(name, name, "(model)", PORT_IN, PORT_OUT) for name in names]
+    found = []
+    for text in edges.split():
+        source, target = text.split(">")
+        start = ("(model)", "input.0") if source == "in" else (source, "output.0")
+        end = ("(model)", "output.0") if target == "out" else (target, "input.0")
+        found.append(Edge(*start, *end))
+    return Graph(tuple(modules), tuple(calls), tuple(found))
+
+
+def arrows(graph: Graph) -> set[str]:
+    """What is drawn inside the model: names of parts, `+` and a number for a merge."""
+    parts = CallParts(graph)
+    merges = [part.index for part in parts.parts if part.role is PartRole.MERGE]
+
+    def name(part: int | None, outside: str) -> str:
+        if part is None:
+            return outside
+        return f"+{merges.index(part)}" if part in merges else parts.parts[part].site
+
+    return {f"{name(wire.source, 'in')}>{name(wire.target, 'out')}" for wire in parts.wires[0]}
+
+
+def test_a_skip_and_its_branch_meet_before_they_go_on() -> None:
+    assert arrows(flat("in>a a>b in>b b>out", "ab")) == {"in>a", "a>+0", "in>+0", "+0>b", "b>out"}
+
+
+def test_a_stream_that_grows_by_sums_is_drawn_as_a_chain_of_merges() -> None:
+    graph = flat("in>a a>b in>b b>c a>c in>c c>out b>out a>out in>out", "abc")
+    assert arrows(graph) == {
+        "in>a", "in>+0", "a>+0", "+0>b", "+0>+1", "b>+1", "+1>c", "+1>+2", "c>+2", "+2>out",
+    }  # fmt: skip
+
+
+def test_calls_that_take_the_same_tensors_share_a_merge() -> None:
+    assert arrows(flat("in>a in>b a>c b>c a>d b>d", "abcd")) == {"in>a", "in>b", "a>+0", "b>+0", "+0>c", "+0>d"}
+
+
+def folded(graph: Graph) -> list[tuple[int, int]]:
+    """How many children each repeat has, and after how many it begins again."""
+    parts = CallParts(graph)
+    return [(len(part.children), part.period) for part in parts.parts if part.role is PartRole.REPEAT]
+
+
+def test_blocks_built_alike_are_folded_and_small_modules_only_when_they_are_many() -> None:
+    assert folded(blocks_graph()) == [(4, 1)]
+    assert folded(blocks_graph(blocks=2)) == []
+    chain = "in>a a>b b>c c>d d>e e>f f>out"
+    assert folded(flat(chain, "abcdef", "LRLRLR")) == []  # nothing else would be left to see
+    assert folded(flat("in>a", "xabcdef", "HLRLRLR")) == [(6, 2)]
+    assert folded(flat("in>a", "xabcd", "HLRLR")) == []
+
+
+def test_an_edge_against_the_order_of_the_calls_is_a_way_back() -> None:
+    graph = flat("in>a a>b b>a b>out", "ab")
+    order = ModuleGraph(graph).view.groups[0]
+    assert len(order.lane_flows) == 1
+
+
+def crossing(order: GroupOrder) -> tuple[set[int], set[int]]:
+    """Tensors inside a group that come in through the top and go out through the bottom."""
+    flows = list(zip(order.flow_tensors, order.flow_sources, order.flow_leaves, strict=True))
+    return {t for t, source, _ in flows if source == NOTHING}, {t for t, _, leaves in flows if leaves}
+
+
+def test_whatever_enters_or_leaves_a_group_goes_on_inside_it() -> None:
+    view = ModuleGraph(blocks_graph()).view
+    groups = {order.group: order for order in view.groups}
+    assert {view.roles[group] for group in groups} == {"call", "repeat"}
+    for order in view.groups:
+        for child, into in zip(order.target_children, order.target_into, strict=True):
+            if child in groups:
+                assert into in crossing(groups[child])[0]
+        for source, out_of in zip(order.flow_sources, order.flow_out_of, strict=True):
+            if source in groups:
+                assert out_of in crossing(groups[source])[1]
+        assert set(order.input_tensors) <= {*crossing(order)[0], NOTHING}
+        assert set(order.output_tensors) <= {*crossing(order)[1], NOTHING}
+
+
+def test_parts_carry_name_class_shape_and_everything_for_the_tooltip() -> None:
+    view = ModuleGraph(blocks_graph()).view
+    at = view.sites.index("blocks.1.norm")
+    assert (view.names[at], view.details[at]) == ("norm", "LayerNorm · 8×16")
+    assert view.facts[at].splitlines() == [
+        "name\tblocks.1.norm", "class\tLayerNorm", "input.0\t8×16", "output.0\t8×16",
+        "parameters\t32", "argument\t(16,)", "eps\t1e-05",
+    ]  # fmt: skip
+    repeat = view.roles.index("repeat")
+    assert (view.names[repeat], view.details[repeat], view.times[repeat]) == ("blocks.0 … blocks.3", "Block", 4)
+    assert "parameters\t1,216" in view.facts[repeat]
+
+
+def test_a_run_without_calls_shows_its_modules_one_below_the_other() -> None:
+    view = ModuleGraph(blocks_graph(calls=False)).view
+    assert view.note == NO_CALLS
+    assert {order.group: max(order.layer_sizes) for order in view.groups}[0] == 1
+    assert all(tensor < 0 for order in view.groups for tensor in order.flow_tensors)
+
+
+def test_a_huge_group_is_cut_into_sections_and_only_what_is_open_is_ordered_at_first() -> None:
+    names = [f"m{at}" for at in range(2000)]
+    calls = [CallNode("(model)", "(model)", "", PORT_IN, PORT_OUT)]
+    calls += [CallNode(name, name, "(model)", PORT_IN, PORT_OUT) for name in names]
+    edges = [Edge(a, "output.0", b, "input.0") for a, b in pairwise(names)]
+    modules = [ModuleNode(name, f"C{at}", 0, "") for at, name in enumerate(names)]
+    graph = ModuleGraph(Graph((ModuleNode("(model)", "Net", 0, ""), *modules), tuple(calls), tuple(edges)))
+    view = graph.view
+    sections = [at for at, role in enumerate(view.roles) if role == "section"]
+    assert len(sections) == 20
+    assert [order.group for order in view.groups] == [0]
+    assert graph.has_group(sections[3])
+    assert len(graph.group(sections[3]).spot_children) >= 100
+
+
+def table(rows: list[tuple[str, str, float]], stat: str = "rms") -> pa.Table:
+    sites, modes, values = (list(column) for column in zip(*rows, strict=True))
+    return pa.table({"step": [7] * len(rows), "site": sites, "mode": modes, stat: values})
+
+
+def test_numbers_of_a_step_come_by_part_with_the_scale_of_the_finite_ones() -> None:
+    parts = CallParts(blocks_graph())
+    rows = [("embed", "train", 1.0), ("embed", "eval", 5.0), ("head", "train", 400.0), ("blocks.0", "train", np.nan)]
+    numbers = part_numbers(parts, table(rows), Kind.OUTPUT, "rms", "train")
+    found = {parts.parts[int(at)].site: value for at, value in zip(numbers.parts, numbers.values, strict=True)}
+    assert found == pytest.approx({"embed": 1.0, "head": 400.0, "blocks.0": np.nan}, nan_ok=True)
+    assert (numbers.step, numbers.low, numbers.high, numbers.logarithmic) == (7, 1.0, 400.0, True)
+
+
+def test_numbers_of_parameters_belong_to_the_module_and_its_weight_comes_first() -> None:
+    parts = CallParts(blocks_graph())
+    rows = [("head.bias", "train", 9.0), ("head.weight", "train", 2.0), ("blocks.0.norm.bias", "train", 3.0)]
+    numbers = part_numbers(parts, table(rows), Kind.WEIGHT, "rms", "train")
+    found = {parts.parts[int(at)].site: value for at, value in zip(numbers.parts, numbers.values, strict=True)}
+    assert found == {"head": 2.0, "blocks.0.norm": 3.0}
+
+
+@pytest.mark.parametrize("golden", [placing, nested], ids=["placing", "nested"])
+def test_the_golden_files_are_what_python_gives(golden: ModuleType) -> None:
+    assert golden.FILE.read_text(encoding="utf-8") == golden.text(), f"Run `python -m {golden.__name__}`."

@@ -1,0 +1,106 @@
+/** What is drawn as files to keep: the numbers as CSV, the picture as PNG. */
+
+import type { HeatMapView, HistogramView, ScalarView } from "../wire.gen";
+
+export type Cell = string | number | null | undefined;
+
+/** Longest name of a file that every system takes. */
+const LONGEST = 120;
+const TITLE = 30;
+
+/** A table as text: cells with commas, quotes or line ends are quoted, and a cell that a spreadsheet would run is text. */
+export function csv(rows: readonly (readonly Cell[])[]): string {
+  return `${rows.map((row) => row.map(quoted).join(",")).join("\r\n")}\r\n`;
+}
+
+function quoted(cell: Cell): string {
+  if (cell === null || cell === undefined) return "";
+  if (typeof cell === "number") return String(cell);
+  const text = /^[=+\-@\t\r]/.test(cell) ? `'${cell}` : cell;
+  return /[",\r\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
+}
+
+/** Curves as one table: a row for each column of the screen. */
+export function scalarTable(
+  curves: readonly { name: string; view: ScalarView | null }[],
+): readonly (readonly Cell[])[] {
+  const rows: Cell[][] = [
+    ["curve", "first_step", "last_step", "low", "high", "last", "not_finite", "smoothed"],
+  ];
+  for (const { name, view } of curves) {
+    if (view === null) continue;
+    view.last_steps.forEach((step, at) => {
+      const numbers = [view.low, view.high, view.last, view.not_finite, view.smooth].map(
+        (column) => column[at],
+      );
+      rows.push([name, view.first_steps[at], step, ...numbers]);
+    });
+  }
+  return rows;
+}
+
+/** A histogram over time as a table: a row for each column, a column for each bin, headed by its lower edge. */
+export function histogramTable(view: HistogramView): readonly (readonly Cell[])[] {
+  const bins = view.edges.length - 1;
+  const edges = Array.from({ length: bins }, (_, bin) => `from ${view.edges[bin]} to ${view.edges[bin + 1]}`);
+  const rows: Cell[][] = [["first_step", "last_step", "below", ...edges, "above", "zeros", "nan", "inf"]];
+  view.last_steps.forEach((step, at) => {
+    const counts = Array.from(view.counts.subarray(at * bins, (at + 1) * bins));
+    const infinite = (view.pos_inf[at] ?? 0) + (view.neg_inf[at] ?? 0);
+    rows.push([
+      view.first_steps[at],
+      step,
+      view.below[at],
+      ...counts,
+      view.above[at],
+      view.zeros[at],
+      view.nan[at],
+      infinite,
+    ]);
+  });
+  return rows;
+}
+
+export function keepTable(name: string, rows: readonly (readonly Cell[])[]): void {
+  keep(name, "csv", new Blob([csv(rows)], { type: "text/csv" }));
+}
+
+/** The picture on the ground of the page, below its name. */
+export function keepPicture(name: string, picture: HTMLCanvasElement): void {
+  const ratio = devicePixelRatio;
+  const whole = document.createElement("canvas");
+  whole.width = picture.width;
+  whole.height = picture.height + TITLE * ratio;
+  const context = whole.getContext("2d");
+  if (context === null) return;
+  const style = getComputedStyle(document.documentElement);
+  context.fillStyle = style.getPropertyValue("--panel");
+  context.fillRect(0, 0, whole.width, whole.height);
+  context.drawImage(picture, 0, TITLE * ratio);
+  context.scale(ratio, ratio);
+  context.fillStyle = style.getPropertyValue("--text");
+  context.font = `600 13px ${style.getPropertyValue("--sans")}`;
+  context.fillText(name, 12, 20, whole.width / ratio - 24);
+  whole.toBlob((blob) => blob && keep(name, "png", blob));
+}
+
+function keep(name: string, ending: string, content: Blob): void {
+  const link = document.createElement("a");
+  link.href = URL.createObjectURL(content);
+  link.download = `${name.replace(/[^\p{L}\p{N}._-]+/gu, "_").slice(0, LONGEST)}.${ending}`;
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(link.href), 1000);
+}
+
+/** A heat map as a table: a row for each tensor, a column for each column of the picture. */
+export function matrixTable(view: HeatMapView): readonly (readonly Cell[])[] {
+  const columns = view.last_steps.length;
+  const rows: Cell[][] = [["site", "port", ...Array.from(view.last_steps)]];
+  view.own.forEach((row, at) => {
+    if (row < 0) return;
+    const cells = Array.from(view.cells.subarray(row * columns, (row + 1) * columns));
+    const numbers = cells.map((x) => (x === Number.NEGATIVE_INFINITY ? null : x));
+    rows.push([view.sites[at], view.ports[at], ...numbers]);
+  });
+  return rows;
+}

@@ -1,0 +1,176 @@
+/** Draws one number of many tensors over the steps: a row per tensor, a column per step. Colours and places only. */
+
+import type { ColourScale, HeatMapView } from "../wire.gen";
+import { type Palette, RAMP_STEPS } from "./colours";
+import type { Target } from "./heatmap";
+import { RIGHT, type Span, stepTicks, xOf } from "./scale";
+
+export const AXIS = 20;
+
+/** How numbers become colours. */
+export interface Shading {
+  /** Ends of the scale: numbers, or their decimal logarithms. */
+  readonly low: number;
+  readonly high: number;
+  readonly log: boolean;
+  /** Whether the middle of the colours is zero. */
+  readonly diverging: boolean;
+  /** Whether some numbers lie beyond the ends. */
+  readonly cutLow: boolean;
+  readonly cutHigh: boolean;
+}
+
+/** The rows in sight: which row of cells each one shows, −1 for a heading. */
+export interface Sight {
+  readonly cells: readonly number[];
+  /** Place of the first of them, in pixels from the top of the plot, and the height of each. */
+  readonly top: number;
+  readonly rowHeight: number;
+}
+
+export function shadingOf(scale: ColourScale, log: boolean, diverging: boolean): Shading | null {
+  const { low, high, robust_low, robust_high, abs_low, abs_high } = scale;
+  if (low === null || high === null || robust_low === null || robust_high === null) return null;
+  if (diverging || (!log && low < 0 && high > 0)) {
+    const most = Math.max(-low, high);
+    const usual = Math.max(-robust_low, robust_high) || most || 1;
+    const far = usual * 1.5 >= most ? most || 1 : usual;
+    return { low: -far, high: far, log: false, diverging: true, cutLow: -low > far, cutHigh: high > far };
+  }
+  if (log && abs_low !== null && abs_high !== null) {
+    const [from, to] = [Math.log10(abs_low), Math.log10(abs_high)];
+    const room = to - from < 1e-6 ? 0.5 : 0;
+    return {
+      low: from - room,
+      high: to + room,
+      log: true,
+      diverging: false,
+      cutLow: true,
+      cutHigh: false,
+    };
+  }
+  const from = low >= 0 && robust_low < 0.3 * robust_high ? 0 : robust_low;
+  const to = robust_high > from ? robust_high : from + (Math.abs(from) || 1);
+  return { low: from, high: to, log: false, diverging: false, cutLow: low < from, cutHigh: high > to };
+}
+
+/** A colour for each number; 0, which is transparent, where there is none. */
+export function painter(shading: Shading | null, colours: Palette): (x: number) => number {
+  const [nan, infinite] = [packed(colours.bad), packed(colours.infinite)];
+  const ramp = shading?.diverging ? colours.diverging : colours.ramp;
+  const { low, high, log } = shading ?? { low: 0, high: 1, log: false };
+  const factor = RAMP_STEPS / (high - low);
+  return (x) => {
+    if (Number.isNaN(x)) return nan;
+    if (x === Number.POSITIVE_INFINITY) return infinite;
+    if (x === Number.NEGATIVE_INFINITY) return 0;
+    const at = ((log ? Math.log10(x < 0 ? -x : x) : x) - low) * factor;
+    return ramp[at <= 0 ? 0 : at >= RAMP_STEPS ? RAMP_STEPS - 1 : at | 0] ?? 0;
+  };
+}
+
+/** `#rrggbb` as the pixels of a canvas hold it. */
+function packed(colour: string): number {
+  const number = Number.parseInt(colour.replace("#", ""), 16);
+  return ((255 << 24) | ((number & 255) << 16) | (number & 0xff00) | (number >> 16)) >>> 0;
+}
+
+export function drawMatrix(
+  target: Target,
+  view: HeatMapView,
+  sight: Sight,
+  frame: { span: Span; left: number },
+  paint: (x: number) => number,
+  colours: Palette,
+): void {
+  const { canvas, width, height, ratio } = target;
+  canvas.width = Math.round(width * ratio);
+  canvas.height = Math.round(height * ratio);
+  const context = canvas.getContext("2d");
+  if (context === null) return;
+  context.scale(ratio, ratio);
+  const inner = Math.max(width - frame.left - RIGHT, 1);
+  const bottom = height - AXIS;
+  context.save();
+  context.beginPath();
+  context.rect(frame.left, 0, inner, bottom);
+  context.clip();
+  hatch(context, sight, { x: frame.left, width: inner }, colours);
+  const image = cellsOf(view, sight, frame.span, Math.round(inner * ratio), paint);
+  if (image !== null) {
+    const source = document.createElement("canvas");
+    source.width = image.width;
+    source.height = image.height;
+    source.getContext("2d")?.putImageData(image, 0, 0);
+    context.imageSmoothingEnabled = false;
+    context.drawImage(source, frame.left, sight.top, inner, sight.cells.length * sight.rowHeight);
+  }
+  context.restore();
+  context.fillStyle = colours.muted;
+  context.font = colours.font;
+  context.textAlign = "center";
+  context.textBaseline = "bottom";
+  for (const step of stepTicks(frame.span, inner))
+    context.fillText(step.toLocaleString("en-US"), frame.left + xOf(step, frame.span, inner), height - 2);
+}
+
+/** The ground of every row that has cells: it says "nothing here". */
+function hatch(
+  context: CanvasRenderingContext2D,
+  { cells, top, rowHeight }: Sight,
+  { x, width }: { x: number; width: number },
+  colours: Palette,
+): void {
+  const height = top + cells.length * rowHeight;
+  context.save();
+  context.beginPath();
+  cells.forEach((row, at) => {
+    if (row >= 0) context.rect(x, top + at * rowHeight, width, rowHeight);
+  });
+  context.clip();
+  context.strokeStyle = colours.grid;
+  context.lineWidth = 1;
+  context.beginPath();
+  for (let at = -height; at < width; at += 7) {
+    context.moveTo(x + at, height);
+    context.lineTo(x + at + height, 0);
+  }
+  context.stroke();
+  context.restore();
+}
+
+/** The rows in sight as an image, one pixel high each and as wide as the plot. Of columns on one pixel the gravest wins. */
+function cellsOf(
+  view: HeatMapView,
+  sight: Sight,
+  span: Span,
+  pixels: number,
+  paint: (x: number) => number,
+): ImageData | null {
+  const columns = view.last_steps.length;
+  if (columns === 0 || sight.cells.length === 0 || pixels <= 0) return null;
+  const [from, to] = [new Int32Array(columns), new Int32Array(columns)];
+  for (let column = 0; column < columns; column++) {
+    const start = Math.round(xOf(view.left[column] ?? 0, span, pixels));
+    const end = Math.round(xOf(view.right[column] ?? 0, span, pixels));
+    from[column] = Math.max(start, 0);
+    to[column] = Math.min(Math.max(end, start + 1), pixels);
+  }
+  const image = new ImageData(pixels, sight.cells.length);
+  const out = new Uint32Array(image.data.buffer);
+  sight.cells.forEach((row, at) => {
+    if (row < 0) return;
+    const base = row * columns;
+    const line = at * pixels;
+    for (let column = 0; column < columns; column++) {
+      const x = view.cells[base + column] ?? Number.NEGATIVE_INFINITY;
+      if (x === Number.NEGATIVE_INFINITY) continue;
+      const colour = paint(x);
+      const finite = Number.isFinite(x);
+      const last = line + (to[column] ?? 0);
+      for (let pixel = line + (from[column] ?? 0); pixel < last; pixel++)
+        if (!finite || out[pixel] === 0) out[pixel] = colour;
+    }
+  });
+  return image;
+}

@@ -1,0 +1,12 @@
+/** Which runs are compared. */
+
+import type { Selection } from "./selection";
+
+/** More colours than that cannot be told apart. */
+export const MOST_RUNS = 8;
+
+/** The chosen run, then those that are compared with it. */
+export function comparedRuns(selection: Pick<Selection, "run" | "runs">): string[] {
+  const names = selection.run === null ? selection.runs : [selection.run, ...selection.runs];
+  return [...new Set(names)].slice(0, MOST_RUNS);
+}

@@ -1,0 +1,51 @@
+/** Where the camera stands: pan, zoom, fit. */
+
+import type { Camera } from "./draw";
+import type { Rect } from "./scene";
+
+const [FARTHEST, NEAREST] = [0.02, 3];
+const ROOM = 16;
+
+/** The whole in sight, but not so small that names cannot be read: then its top. */
+export function fitted(size: Rect, width: number, height: number, smallest = 0): Camera {
+  const scale = Math.min(
+    Math.max(
+      Math.min((width - 2 * ROOM) / size.width, (height - 2 * ROOM) / size.height),
+      smallest,
+      FARTHEST,
+    ),
+    1.15,
+  );
+  const [wide, high] = [width / scale, height / scale];
+  return {
+    x: size.x + size.width / 2 - wide / 2,
+    y: size.height > high ? size.y - ROOM / scale : size.y + size.height / 2 - high / 2,
+    scale,
+  };
+}
+
+/** Zoomed by a factor around a point of the screen. */
+export function zoomed(camera: Camera, by: number, x: number, y: number): Camera {
+  const scale = Math.min(Math.max(camera.scale * by, FARTHEST), NEAREST);
+  return { x: camera.x + x / camera.scale - x / scale, y: camera.y + y / camera.scale - y / scale, scale };
+}
+
+export function panned(camera: Camera, dx: number, dy: number): Camera {
+  return { ...camera, x: camera.x - dx / camera.scale, y: camera.y - dy / camera.scale };
+}
+
+/** Moved as little as needed to have a box in sight. */
+export function revealing(camera: Camera, box: Rect, width: number, height: number): Camera {
+  const margin = 24 / camera.scale;
+  const along = (at: number, room: number, from: number, size: number): number => {
+    if (size + 2 * margin > room) return from - margin;
+    if (from - margin < at) return from - margin;
+    if (from + size + margin > at + room) return from + size + margin - room;
+    return at;
+  };
+  return {
+    scale: camera.scale,
+    x: along(camera.x, width / camera.scale, box.x, box.width),
+    y: along(camera.y, height / camera.scale, box.y, box.height),
+  };
+}

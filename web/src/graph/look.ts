@@ -1,0 +1,23 @@
+/** Colours of the graph, taken from the style sheet so that a theme is defined once. */
+
+import type { Look } from "./draw";
+
+export function lookOf(): Look {
+  const style = getComputedStyle(document.documentElement);
+  const of = (name: string) => style.getPropertyValue(name).trim();
+  const isLight = document.documentElement.dataset.theme === "light";
+  return {
+    text: of("--text"),
+    muted: of("--muted"),
+    edge: of("--edge"),
+    line: isLight ? "#7b8794" : "#7d8b9b",
+    accent: of("--accent"),
+    bad: of("--bad"),
+    node: isLight ? "#ffffff" : "#222c38",
+    nodeEdge: isLight ? "#8d99a6" : "#54647a",
+    tensor: isLight ? "#fdf3d3" : "#3d3717",
+    groups: isLight ? ["#f7f9fb", "#e9eef3"] : ["#131a22", "#19222c"],
+    port: of("--accent-soft"),
+    font: of("--sans"),
+  };
+}

@@ -1,0 +1,311 @@
+/** The module graph of the selected run: what is shown, open, coloured and pinned. The address holds all of it. */
+
+import { untrack } from "svelte";
+import { palette } from "../charts/colours";
+import { distinctKinds, recorded } from "../format";
+import { ask, Resource } from "../resource.svelte";
+import type { Scope } from "../scope.svelte";
+import { keysIn, keysText } from "../selection";
+import type { FindingsView, GroupOrders, NestedGraph, PartNumbers } from "../wire.gen";
+import { Scene } from "./scene";
+import { coloured, tintsOf } from "./tint";
+
+export const NO_COLOURS = "none";
+/** Colours of pinned panels: told apart with any kind of colour vision, and from the colours of numbers. */
+const PIN_COLOURS = ["#e69f00", "#cc79a7", "#56b4e9", "#009e73", "#f0e442", "#d55e00"];
+const MOST_STRIPES = 64;
+
+export class ModuleGraph {
+  readonly graph = new Resource<NestedGraph>(2000);
+  readonly numbers = new Resource<PartNumbers>();
+  readonly findings = new Resource<FindingsView>(5000);
+  scene = $state.raw<Scene | null>(null);
+  /** Counts the arrangements of the scene. */
+  version = $state(0);
+  /** The merge that is looked at, instead of a site. */
+  merge = $state<number | null>(null);
+  /** The folded part that was selected, instead of the first site in it. */
+  #grouped: number | null = null;
+  #uncovered: string | null = null;
+  readonly #scope: Scope;
+  readonly #theme: () => "dark" | "light";
+
+  constructor(scope: Scope, theme: () => "dark" | "light") {
+    this.#scope = scope;
+    this.#theme = theme;
+    $effect(() => this.#load());
+    $effect(() => this.#loadNumbers());
+    $effect(() => this.#take());
+    $effect(() => {
+      const { entered, expanded } = this.#scope.selection;
+      if (this.scene !== null) this.#arrange(this.scene, entered, expanded);
+    });
+    $effect(() => this.#follow());
+  }
+
+  readonly #address = $derived.by(() => {
+    const { run } = this.#scope.selection;
+    return run === null ? null : `api/run/${encodeURIComponent(run)}`;
+  });
+
+  readonly kinds = $derived.by(() =>
+    distinctKinds((this.#scope.sites.value?.series ?? []).map((entry) => entry.kind)),
+  );
+
+  /** The kind whose statistic colours the graph. */
+  readonly by = $derived.by(
+    () =>
+      this.#scope.selection.by ?? (this.kinds.includes("output") ? "output" : (this.kinds[0] ?? NO_COLOURS)),
+  );
+
+  readonly tints = $derived.by(() => tintsOf(this.#theme()));
+  readonly colours = $derived.by(() => palette(this.#theme()));
+
+  readonly #fillOf = $derived.by(() =>
+    this.numbers.value === null || this.by === NO_COLOURS
+      ? null
+      : coloured(this.numbers.value, this.colours, this.tints),
+  );
+
+  readonly #numberOf = $derived.by(() => {
+    const numbers = this.numbers.value;
+    return new Map(Array.from(numbers?.parts ?? [], (part, at) => [part, numbers?.values[at] ?? Number.NaN]));
+  });
+
+  readonly pins = $derived.by(() => keysIn(this.#scope.selection.pins));
+
+  readonly selected = $derived.by(() => {
+    const { site } = this.#scope.selection;
+    return this.merge ?? (site === null ? null : this.partOf(site));
+  });
+
+  /** The site whose panel is shown: of a parameter, its module. */
+  readonly site = $derived.by(() => {
+    const { site } = this.#scope.selection;
+    const part = site === null ? null : this.partOf(site);
+    return part === null ? site : (this.scene?.graph.sites[part] ?? site);
+  });
+
+  /** From the whole to what was entered. */
+  readonly path = $derived.by(() => {
+    void this.version;
+    return this.scene?.chain(this.scene.entered) ?? [];
+  });
+
+  readonly outlined = $derived.by(() => {
+    void this.version;
+    const found = new Map<number, string>();
+    this.pins.forEach((site, at) => {
+      const part = this.scene?.named(site) ?? null;
+      const seen = part === null ? null : (this.scene?.shownFor(part) ?? null);
+      if (seen !== null) found.set(seen, this.pinColour(at));
+    });
+    return found;
+  });
+
+  /** What was found, by part. Notes are no alarm. */
+  readonly #alarms = $derived.by(() => {
+    const found = new Map<number, string[]>();
+    for (const { site, severity, title } of this.findings.value?.findings ?? []) {
+      const part = severity === "note" ? null : this.partOf(site);
+      if (part !== null) found.set(part, [...(found.get(part) ?? []), title]);
+    }
+    return found;
+  });
+
+  readonly alarmed = $derived.by<ReadonlySet<number>>(() => {
+    void this.version;
+    return new Set([...this.#alarms.keys()].flatMap((part) => this.scene?.shownFor(part) ?? []));
+  });
+
+  /** Colours of a part: several for one that stands for others. Asked for at every frame, so they are kept. */
+  readonly fills = $derived.by(() => {
+    const [scene, fillOf, missing] = [this.scene, this.#fillOf, this.tints.missing];
+    const kept = new Map<number, readonly string[]>();
+    return (part: number): readonly string[] => {
+      if (fillOf === null || scene === null) return [];
+      let fills = kept.get(part);
+      if (fills === undefined) {
+        fills = scene
+          .members(part)
+          .slice(0, MOST_STRIPES)
+          .map((each) => fillOf.get(each) ?? missing);
+        kept.set(part, fills);
+      }
+      return fills;
+    };
+  });
+
+  pinColour(pin: number): string {
+    return PIN_COLOURS[pin % PIN_COLOURS.length] ?? "#888888";
+  }
+
+  /** The part of a site; a parameter belongs to its module. */
+  partOf(site: string): number | null {
+    const module = site.includes(".") ? site.slice(0, site.lastIndexOf(".")) : "(model)";
+    return this.scene?.named(site) ?? this.scene?.named(module) ?? null;
+  }
+
+  detailOf(site: string): string {
+    const part = this.partOf(site);
+    return part === null ? "" : (this.scene?.graph.details[part] ?? "");
+  }
+
+  toggle(part: number): void {
+    if (this.scene === null) return;
+    const open = this.#open(this.scene);
+    if (!open.delete(part)) open.add(part);
+    this.#scope.select({ expanded: this.#keys(this.scene, open) });
+  }
+
+  enter(part: number): void {
+    const scene = this.scene;
+    if (scene === null) return;
+    const expanded = this.#keys(scene, this.#open(scene).add(part));
+    this.#scope.select({ entered: part === 0 ? null : (scene.keys[part] ?? null), expanded });
+  }
+
+  leave(): void {
+    if (this.scene !== null && this.scene.entered !== 0) this.enter(this.scene.parent(this.scene.entered));
+  }
+
+  select(part: number): void {
+    const scene = this.scene;
+    if (scene === null) return;
+    this.merge = scene.graph.roles[part] === "merge" ? part : null;
+    if (this.merge !== null) return;
+    const pill = scene.pill(part);
+    if (pill !== null) {
+      this.#scope.selectSite(scene.graph.sites[scene.entered] ?? "", pill.isInput ? "input" : "output");
+      return;
+    }
+    const site = scene.graph.sites[scene.members(part)[0] ?? part] ?? "";
+    this.#grouped = scene.graph.sites[part] === "" ? part : null;
+    if (site !== "") this.#scope.selectSite(site);
+  }
+
+  pin(site: string): void {
+    if (site !== "" && !this.pins.includes(site))
+      this.#scope.select({ pins: keysText([...this.pins, site]) });
+  }
+
+  unpin(site: string): void {
+    const left = this.pins.filter((each) => each !== site);
+    this.#scope.select({ pins: left.length > 0 ? keysText(left) : null });
+  }
+
+  /** Rows of the tooltip. */
+  facts(part: number): (readonly [string, string])[] {
+    const scene = this.scene;
+    if (scene === null) return [];
+    const pill = scene.pill(part);
+    if (pill !== null)
+      return [[pill.isInput ? "input" : "output", pill.port.name] as const, ["shape", pill.port.shape]];
+    const lines = (scene.graph.facts[part] ?? "").split("\n").filter(Boolean);
+    const rows = lines.map((line): readonly [string, string] => {
+      const [key = "", value = ""] = line.split("\t");
+      return [key, value];
+    });
+    const times = scene.graph.times[part] ?? 1;
+    if (scene.graph.sites[part] === "") rows.unshift(["parts", scene.graph.names[part] ?? ""]);
+    if (times > 1) rows.push(["repeats", `${times} times, built alike`]);
+    const [number, numbers] = [this.#numberOf.get(part), this.numbers.value];
+    if (number !== undefined && numbers !== null)
+      rows.push([`${numbers.kind} ${numbers.stat}`, recorded(number)]);
+    for (const [each, titles] of this.#alarms)
+      if (scene.shownFor(each) === part) for (const title of titles) rows.push(["finding", title]);
+    return rows;
+  }
+
+  #load(): void {
+    // A call that was not seen before brings series that were not there before.
+    void this.#scope.sites.value?.series.length;
+    this.graph.load(this.#address && `${this.#address}/graph`, `${this.#address}`);
+    this.findings.load(this.#address && `${this.#address}/findings`, `${this.#address}`);
+  }
+
+  #loadNumbers(): void {
+    const { stat, mode } = this.#scope.selection;
+    const step = this.#scope.step;
+    void this.#scope.news;
+    if (this.#address === null || !this.kinds.includes(this.by)) {
+      this.numbers.load(null, "");
+      return;
+    }
+    const asked = [`kind=${this.by}`, `stat=${encodeURIComponent(stat)}`, `mode=${mode ?? "train"}`];
+    if (step !== null) asked.push(`step=${Math.round(step)}`);
+    this.numbers.load(
+      `${this.#address}/graph-numbers?${asked.join("&")}`,
+      `${this.#address} ${this.by} ${stat}`,
+    );
+  }
+
+  /** An answer that says nothing new must not move what somebody looks at. */
+  #take(): void {
+    const value = this.graph.value;
+    untrack(() => {
+      if (value === null) this.scene = null;
+      else if (this.scene === null || !isSame(this.scene.graph, value)) this.scene = new Scene(value);
+    });
+  }
+
+  /** The list of sites selects in the graph too: what hides the part is opened, but not for what came with the view. */
+  #follow(): void {
+    const site = this.#scope.selection.site;
+    const scene = this.scene;
+    if (scene === null || site === null) return;
+    untrack(() => {
+      if (this.#uncovered !== null && this.#uncovered !== site) this.#uncover(scene, site);
+      this.#uncovered = site;
+    });
+  }
+
+  #uncover(scene: Scene, site: string): void {
+    this.merge = null;
+    const part = this.partOf(site);
+    if (part === null) return;
+    const chain = scene.chain(part);
+    if (this.#grouped !== null && chain.includes(this.#grouped)) return;
+    const open = this.#open(scene);
+    const closed = chain.slice(0, -1).filter((each) => !open.has(each));
+    const isInside = chain.includes(scene.entered);
+    if (closed.length === 0 && isInside) return;
+    for (const each of closed) open.add(each);
+    this.#scope.select({ ...(isInside ? {} : { entered: null }), expanded: this.#keys(scene, open) });
+  }
+
+  #open(scene: Scene): Set<number> {
+    const { expanded } = this.#scope.selection;
+    if (expanded === null) return new Set(scene.graph.opened);
+    return new Set(keysIn(expanded).flatMap((key) => scene.named(key) ?? []));
+  }
+
+  #keys(scene: Scene, open: ReadonlySet<number>): string {
+    return keysText([...open].flatMap((part) => scene.keys[part] || []));
+  }
+
+  #arrange(scene: Scene, entered: string | null, _expanded: string | null): void {
+    const root = entered === null ? 0 : (scene.named(entered) ?? 0);
+    const missing = scene.arrange(root, this.#open(scene));
+    untrack(() => {
+      this.version += 1;
+    });
+    if (missing.length > 0) void this.#fetchGroups(scene, missing);
+  }
+
+  async #fetchGroups(scene: Scene, missing: readonly number[]): Promise<void> {
+    const path = `${this.#address}/graph-groups?of=${missing.join(",")}`;
+    const answer = await ask<GroupOrders>(path, new AbortController().signal);
+    if (scene !== this.scene || answer.groups.length === 0) return;
+    scene.add(answer.groups);
+    scene.arrange(scene.entered, this.#open(scene));
+    this.version += 1;
+  }
+}
+
+function isSame(a: NestedGraph, b: NestedGraph): boolean {
+  const columns = ["sites", "details", "parents"] as const;
+  return columns.every(
+    (name) => a[name].length === b[name].length && a[name].every((x, at) => x === b[name][at]),
+  );
+}

@@ -1,0 +1,74 @@
+/** What of a site can be shown in a panel: tensors that flow through a call, and parameters of its module. */
+
+import { distinctKinds, longKind } from "../../format";
+import type { SeriesEntry } from "../../wire.gen";
+
+const GRADIENT: Record<string, string> = {
+  output: "output_grad",
+  input: "input_grad",
+  tensor: "tensor_grad",
+  weight: "weight_grad",
+};
+const OF_PARAMETERS = new Set(["weight", "weight_grad", "update", "optimizer", "buffer"]);
+
+/** One tensor to look at, beside its gradient where that was recorded. */
+export interface Choice {
+  readonly name: string;
+  readonly text: string;
+  readonly told: string;
+  readonly value: SeriesEntry;
+  readonly gradient: SeriesEntry | null;
+}
+
+export function gradientKind(kind: string): string | null {
+  return GRADIENT[kind] ?? null;
+}
+
+/** Choices of a site in the order in which kinds are always shown: its own tensors, then parameters of its module. */
+export function choicesOf(
+  series: readonly SeriesEntry[],
+  site: string,
+  mode: string,
+  rank: number,
+): Choice[] {
+  const agreeing = series.filter((entry) => entry.mode === mode && entry.rank === rank);
+  const of = agreeing.length > 0 ? agreeing : series;
+  const path = site.split("#")[0] ?? site;
+  const own = of.filter((entry) => entry.site === site);
+  const within = of.filter((entry) => OF_PARAMETERS.has(entry.kind) && ownerOf(entry.site) === path);
+  const gradients = new Set(Object.values(GRADIENT));
+  const choices: Choice[] = [];
+  for (const among of [own, within])
+    for (const kind of distinctKinds(among.map((entry) => entry.kind))) {
+      if (gradients.has(kind) && among.some((entry) => GRADIENT[entry.kind] === kind)) continue;
+      const seen = new Set<string>();
+      for (const value of among.filter((entry) => entry.kind === kind)) {
+        const name = `${value.site} ${kind} ${value.port}`;
+        if (seen.has(name)) continue;
+        seen.add(name);
+        choices.push({ name, ...words(value, site), value, gradient: partner(among, value) });
+      }
+    }
+  return choices;
+}
+
+function words(value: SeriesEntry, site: string): { text: string; told: string } {
+  const told = `${longKind(value.kind)} ${value.port} of ${value.site}`;
+  const isMain = /\.0$/.test(value.port) || value.port === value.kind;
+  if (value.site === site) return { text: isMain ? value.kind : `${value.kind} ${value.port}`, told };
+  const last = value.site.split(".").at(-1) ?? value.site;
+  const what = value.kind === "weight" ? "" : value.kind === "optimizer" ? value.port : value.kind;
+  return { text: `${last} ${what}`.trim(), told };
+}
+
+function ownerOf(site: string): string {
+  const at = site.lastIndexOf(".");
+  return at < 0 ? "(model)" : site.slice(0, at);
+}
+
+function partner(among: readonly SeriesEntry[], value: SeriesEntry): SeriesEntry | null {
+  const kind = GRADIENT[value.kind];
+  const index = value.port.replace(/^[^.]*/, "");
+  const found = among.filter((entry) => entry.kind === kind && entry.site === value.site);
+  return found.find((entry) => entry.port.replace(/^[^.]*/, "") === index) ?? found[0] ?? null;
+}

@@ -1,0 +1,63 @@
+/** From part to part, and what lies under the pointer. */
+
+import { CHEVRON } from "./draw";
+import type { Box, Scene } from "./scene";
+
+export interface Hit {
+  readonly part: number;
+  /** Whether the sign that opens or closes it was hit. */
+  readonly onChevron: boolean;
+}
+
+/** What lies at a point of the scene: the innermost. */
+export function hitAt(scene: Scene, x: number, y: number): Hit | null {
+  let found: Box | null = null;
+  for (const box of scene.boxes) {
+    if (x < box.x || x > box.x + box.width || y < box.y || y > box.y + box.height) continue;
+    if (found === null || box.depth >= found.depth) found = box;
+  }
+  if (found === null) return null;
+  return { part: found.part, onChevron: onChevron(scene, found, x, y) };
+}
+
+function onChevron(scene: Scene, box: Box, x: number, y: number): boolean {
+  if (!scene.isGroup(box.part) || box.part === scene.entered) return false;
+  const left = box.open ? box.x + box.title[0] + 2 : box.x;
+  return x >= left && x <= left + CHEVRON + 8 && y <= box.y + 24;
+}
+
+type Direction = "ArrowUp" | "ArrowDown" | "ArrowLeft" | "ArrowRight";
+
+/** The part next to another one in a direction: near, and as straight ahead as possible. */
+export function nextTo(scene: Scene, from: number, direction: Direction): number | null {
+  const start = scene.box(from);
+  if (start === null) return null;
+  const [dx, dy] = { ArrowUp: [0, -1], ArrowDown: [0, 1], ArrowLeft: [-1, 0], ArrowRight: [1, 0] }[
+    direction
+  ] as [number, number];
+  const inside = new Set<number>();
+  if (start.open)
+    for (const box of scene.boxes) if (scene.chain(box.part).includes(from)) inside.add(box.part);
+  let best: { part: number; cost: number } | null = null;
+  const [x, y] = [start.x + start.width / 2, start.open ? start.y + 11 : start.y + start.height / 2];
+  for (const box of scene.boxes) {
+    if (box.part === from || box.part === scene.entered || scene.graph.roles[box.part] === "merge") continue;
+    const [ox, oy] = [box.x + box.width / 2 - x, (box.open ? box.y + 11 : box.y + box.height / 2) - y];
+    const ahead = ox * dx + oy * dy;
+    if (ahead < 6) continue;
+    const aside = Math.abs(dx !== 0 ? oy : ox);
+    const cost = ahead + 2.5 * aside;
+    if (best === null || cost < best.cost) best = { part: box.part, cost };
+  }
+  return best?.part ?? null;
+}
+
+/** What is visible, from the outside in and in the order in which it ran: the rows of a tree. */
+export function rowsOf(scene: Scene): { part: number; level: number }[] {
+  const rows: { part: number; level: number }[] = [];
+  const base = scene.box(scene.entered)?.depth ?? 0;
+  for (const box of scene.boxes)
+    if (!scene.isPill(box.part) && scene.graph.roles[box.part] !== "merge")
+      rows.push({ part: box.part, level: box.depth - base + 1 });
+  return rows;
+}

@@ -1,0 +1,62 @@
+/** Which statistic of which tensors a heat map shows: as selected, as far as the run has it. */
+
+import { LEFT } from "./charts/scale";
+import { distinctKinds } from "./format";
+import type { Scope } from "./scope.svelte";
+
+/** In pixels: labels need more room than numbers. */
+const FOR_LABELS = 210;
+
+export interface HeatChoice {
+  readonly scope: Scope;
+  readonly kinds: readonly string[];
+  readonly kind: string;
+  readonly modes: readonly string[];
+  readonly mode: string;
+  /** The question as a request has it. */
+  readonly query: string;
+}
+
+export function heatChoice(scope: Scope): HeatChoice {
+  // All plots give the labels their room, so that one cross-hair fits all.
+  $effect(() => {
+    scope.left = FOR_LABELS;
+    return () => {
+      scope.left = LEFT;
+    };
+  });
+  const series = $derived(scope.sites.value?.series ?? []);
+  const kinds = $derived(distinctKinds(series.map((entry) => entry.kind)));
+  const kind = $derived.by(() => {
+    const wanted = scope.selection.kind ?? "output";
+    return kinds.includes(wanted) ? wanted : (kinds[0] ?? wanted);
+  });
+  const modes = $derived([
+    ...new Set(series.filter((entry) => entry.kind === kind).map((entry) => entry.mode)),
+  ]);
+  const mode = $derived.by(() => {
+    const wanted = scope.selection.mode ?? "train";
+    return modes.includes(wanted) ? wanted : (modes[0] ?? wanted);
+  });
+  const query = $derived(
+    `kind=${kind}&mode=${mode}&rank=${scope.selection.rank}&stat=${encodeURIComponent(scope.selection.stat)}`,
+  );
+  return {
+    scope,
+    get kinds() {
+      return kinds;
+    },
+    get kind() {
+      return kind;
+    },
+    get modes() {
+      return modes;
+    },
+    get mode() {
+      return mode;
+    },
+    get query() {
+      return query;
+    },
+  };
+}

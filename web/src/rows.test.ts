@@ -1,0 +1,41 @@
+import { expect, test } from "vitest";
+import { closedBelow, heatRows, labelled, rowKey } from "./rows";
+import type { HeatMapView } from "./wire.gen";
+
+const VIEW = {
+  labels: ["a", "x", "y", "b"],
+  sites: ["a", "a.x", "a.y", "b"],
+  ports: ["", "output.0", "output.0", "output.0"],
+  depths: Float64Array.of(0, 1, 1, 0),
+  inside: Float64Array.of(2, 0, 0, 0),
+  own: Float64Array.of(-1, 0, 1, 2),
+  whole: Float64Array.of(3, -1, -1, -1),
+} as unknown as HeatMapView;
+
+test("an open group is a heading above its rows, a closed one shows what sums them up", () => {
+  const open = heatRows(VIEW, new Set(), "", "output");
+  expect(open.map(({ at, cells }) => [at, cells])).toEqual([
+    [0, -1],
+    [1, 0],
+    [2, 1],
+    [3, 2],
+  ]);
+  const closed = heatRows(VIEW, new Set([rowKey(VIEW, 0)]), "", "output");
+  expect(closed.map(({ at, cells }) => [at, cells])).toEqual([
+    [0, 3],
+    [3, 2],
+  ]);
+  expect(closedBelow(VIEW, 0)).toEqual([rowKey(VIEW, 0)]);
+  expect(closedBelow(VIEW, 1)).toEqual([]);
+});
+
+test("a search lists the tensors it finds, also those in closed groups", () => {
+  const found = heatRows(VIEW, new Set([rowKey(VIEW, 0)]), "a.*", "output");
+  expect(found.map((row) => row.at)).toEqual([1, 2]);
+});
+
+test("labels that would overlap give way to those of groups", () => {
+  const rows = heatRows(VIEW, new Set(), "", "output");
+  expect([...labelled(rows, 12, 12)]).toEqual([0, 1, 2, 3]);
+  expect([...labelled(rows, 4, 12)].sort()).toEqual([0, 3]);
+});

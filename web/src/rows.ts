@@ -1,0 +1,67 @@
+/** The rows of a heat map that are listed: the open part of the tree, or every row that matches a search. */
+
+import { pathMatcher } from "./tree";
+import type { HeatMapView } from "./wire.gen";
+
+export interface HeatRow {
+  /** Place in the view. */
+  readonly at: number;
+  /** The row of cells that is drawn, −1 for a heading. */
+  readonly cells: number;
+  readonly group: boolean;
+  readonly open: boolean;
+  readonly depth: number;
+}
+
+/** What tells a row from the others, also after the view was asked for again. */
+export function rowKey(view: HeatMapView, at: number): string {
+  return `${view.sites[at]}|${view.ports[at]}|${view.inside[at] === 0 ? "" : "group"}`;
+}
+
+export function heatRows(
+  view: HeatMapView,
+  closed: ReadonlySet<string>,
+  search: string,
+  kind: string,
+): HeatRow[] {
+  const rows: HeatRow[] = [];
+  const matches = search === "" ? null : pathMatcher(search);
+  for (let at = 0; at < view.labels.length; at++) {
+    const inside = view.inside[at] ?? 0;
+    const own = view.own[at] ?? -1;
+    const depth = view.depths[at] ?? 0;
+    if (matches !== null) {
+      if (own >= 0 && matches(view.sites[at] ?? "", [kind]))
+        rows.push({ at, cells: own, group: false, open: false, depth: 0 });
+      continue;
+    }
+    const group = inside > 0;
+    const open = group && !closed.has(rowKey(view, at));
+    rows.push({ at, cells: group && !open ? (view.whole[at] ?? -1) : own, group, open, depth });
+    if (group && !open) at += inside;
+  }
+  return rows;
+}
+
+/** Keys of the groups that are closed to show the tree down to a depth. */
+export function closedBelow(view: HeatMapView, depth: number): string[] {
+  const keys: string[] = [];
+  for (let at = 0; at < view.labels.length; at++)
+    if ((view.inside[at] ?? 0) > 0 && (view.depths[at] ?? 0) >= depth) keys.push(rowKey(view, at));
+  return keys;
+}
+
+/** Which rows are labelled where there is less than a line for each: groups first, as many as fit. */
+export function labelled(rows: readonly HeatRow[], rowHeight: number, line: number): ReadonlySet<number> {
+  const all = rows.map((_, index) => index);
+  if (rowHeight >= line) return new Set(all);
+  const apart = Math.ceil(line / rowHeight);
+  const taken = new Uint8Array(rows.length);
+  const chosen = new Set<number>();
+  for (const index of all.sort((a, b) => (rows[a]?.depth ?? 0) - (rows[b]?.depth ?? 0) || a - b)) {
+    if (taken[index] === 1) continue;
+    chosen.add(index);
+    taken.fill(1, Math.max(index - apart + 1, 0), index + apart);
+  }
+  return chosen;
+}

@@ -1,0 +1,253 @@
+/** What the trace view shows: the chosen trace, its graph, the chosen operation and its values. */
+
+import { untrack } from "svelte";
+import { Scene } from "../graph/scene";
+import { isFile } from "../offline";
+import { Resource } from "../resource.svelte";
+import type { Scope } from "../scope.svelte";
+import type {
+  GroupOrders,
+  OperationLink,
+  OperationList,
+  OperationView,
+  PassNumbers,
+  PassPicture,
+  TraceList,
+  ValueView,
+} from "../wire.gen";
+
+/** Which picture of a tensor, and which part of it; belongs to one operation. */
+export interface Look {
+  picture: string | null;
+  at: readonly number[];
+  tile: number;
+}
+
+const MOST_FOUND = 60;
+const NOTHING: Look = { picture: null, at: [], tile: 0 };
+
+export class Tracing {
+  readonly list = new Resource<TraceList>(2000);
+  readonly picture = new Resource<PassPicture>();
+  readonly groups = new Resource<GroupOrders>();
+  readonly numbers = new Resource<PassNumbers>();
+  readonly operation = new Resource<OperationView>();
+  readonly value = new Resource<ValueView>();
+  readonly gradient = new Resource<ValueView>();
+  readonly found = new Resource<OperationList>();
+
+  search = $state("");
+  look = $state.raw<Look>(NOTHING);
+  /** A part of the graph that was chosen and is no operation. */
+  block = $state<number | null>(null);
+  /** Room for a picture, in pixels. */
+  width = $state(0);
+  /** Counts the arrangements of the scene. */
+  version = $state(0);
+  #missing = $state.raw<readonly number[]>([]);
+  #revealed = "";
+
+  constructor(readonly scope: Scope) {
+    $effect(() => this.#loadList());
+    $effect(() => this.#loadGraph());
+    $effect(() => this.#loadGroups());
+    $effect(() => this.#loadOperation());
+    $effect(() => this.#loadValues());
+    $effect(() => this.#loadFound());
+    $effect(() => this.#arrange());
+    $effect(() => this.#reveal());
+  }
+
+  /** The chosen trace, else the newest. */
+  readonly entry = $derived.by(() => {
+    const { run, trace } = this.scope.selection;
+    const traces = this.list.value?.run === run ? (this.list.value?.traces ?? []) : [];
+    return traces.find((entry) => entry.name === trace) ?? traces.at(-1) ?? null;
+  });
+
+  readonly scene = $derived.by(() =>
+    this.picture.value === null ? null : new Scene(this.picture.value.graph),
+  );
+
+  /** The groups that are open, and the one that is looked at. */
+  readonly open = $derived.by<ReadonlySet<number>>(() => {
+    const { opened } = this.scope.selection;
+    if (opened === null) return new Set(this.picture.value?.graph.opened ?? []);
+    return new Set(
+      opened
+        .split(".")
+        .map(Number)
+        .filter((part) => this.scene?.isGroup(part)),
+    );
+  });
+
+  readonly within = $derived.by(() => {
+    const { within } = this.scope.selection;
+    return within !== null && this.scene?.isGroup(within) ? within : 0;
+  });
+
+  /** The chosen operation, once its description is there. */
+  readonly chosen = $derived.by(() =>
+    this.operation.value?.operation === this.scope.selection.op ? this.operation.value : null,
+  );
+
+  /** The part of the graph that is marked. */
+  readonly part = $derived.by(() => this.block ?? this.chosen?.part ?? null);
+
+  readonly #firsts = $derived.by(() => {
+    const picture = this.picture.value;
+    return new Map([...(picture?.parts ?? [])].map((part, at) => [part, picture?.operations[at] ?? 0]));
+  });
+
+  readonly #address = $derived.by(() =>
+    this.scope.selection.run === null ? null : `api/run/${encodeURIComponent(this.scope.selection.run)}`,
+  );
+
+  /** What the search found, and how many there are. */
+  readonly results = $derived.by(() => {
+    const words = this.search.toLowerCase().split(/\s+/);
+    const fits = (link: OperationLink) =>
+      words.every((word) => `${link.label} ${link.module.toLowerCase()}`.includes(word));
+    const links = this.found.value?.operations.filter(fits) ?? [];
+    return {
+      links: links.slice(0, MOST_FOUND),
+      count: isFile ? links.length : (this.found.value?.found ?? 0),
+    };
+  });
+
+  choose(trace: string): void {
+    this.block = null;
+    this.search = "";
+    this.scope.select({ trace, op: null, opened: null, within: null });
+  }
+
+  /** Select an operation; the modules around it open. */
+  select(op: number): void {
+    if (op !== this.scope.selection.op) this.look = NOTHING;
+    this.block = null;
+    this.scope.select({ op });
+  }
+
+  /** A part of the graph was clicked: nothing opens. */
+  pick(part: number): void {
+    const first = this.#firsts.get(part);
+    if (first === undefined) {
+      this.block = this.scene?.isGroup(part) ? part : null;
+      this.scope.select({ op: null });
+    } else if (part === this.chosen?.part) this.block = null;
+    else {
+      this.#revealed = this.#key(first);
+      this.select(first);
+    }
+  }
+
+  /** Open a group, or close it. */
+  toggle(part: number): void {
+    const open = new Set(this.open);
+    if (!open.delete(part)) open.add(part);
+    this.scope.select({ opened: [...open].join(".") });
+  }
+
+  /** Look at one group alone; 0 for the whole. */
+  enter(part: number): void {
+    this.scope.select({ within: part === 0 ? null : part });
+  }
+
+  unroll(unrolled: boolean): void {
+    this.block = null;
+    this.#revealed = "";
+    this.scope.select({ unrolled, opened: null, within: null });
+  }
+
+  #key(op: number | null): string {
+    return `${this.entry?.name}/${op}/${this.scope.selection.unrolled}`;
+  }
+
+  #asked(what: string, ...more: readonly string[]): string | null {
+    if (this.entry === null || this.#address === null) return null;
+    return `${this.#address}/${what}?${[`trace=${this.entry.name}`, ...more].join("&")}`;
+  }
+
+  /** What depends on whether passes are nodes of their own. */
+  #askedOfGraph(what: string, ...more: readonly string[]): string | null {
+    return this.#asked(what, ...more, ...(this.scope.selection.unrolled ? ["unrolled=1"] : []));
+  }
+
+  #loadList(): void {
+    void this.scope.news;
+    this.list.load(this.#address && `${this.#address}/traces`, `${this.scope.selection.run}`);
+  }
+
+  #loadGraph(): void {
+    const { tint, unrolled } = this.scope.selection;
+    const identity = `${this.#address}/${this.entry?.name}/${unrolled}`;
+    this.picture.load(this.#askedOfGraph("trace"), identity);
+    const path =
+      tint === null ? null : this.#askedOfGraph("trace-numbers", `field=${encodeURIComponent(tint)}`);
+    this.numbers.load(path, `${identity}/${tint}`);
+  }
+
+  #loadGroups(): void {
+    const path =
+      this.#missing.length === 0 ? null : this.#askedOfGraph("trace-groups", `of=${this.#missing.join(".")}`);
+    this.groups.load(path, `${this.#address}/${this.entry?.name}`);
+  }
+
+  #arrange(): void {
+    const { scene, groups } = this;
+    if (scene === null) return;
+    if (groups.value !== null) scene.add(groups.value.groups);
+    this.#missing = scene.arrange(this.within, this.open);
+    untrack(() => {
+      this.version += 1;
+    });
+  }
+
+  #loadOperation(): void {
+    const op = this.scope.selection.op;
+    const path = op === null ? null : this.#askedOfGraph("operation", `op=${op}`);
+    this.operation.load(path, `${this.#address}/${this.entry?.name}/${op}`);
+  }
+
+  #loadValues(): void {
+    const chosen = this.chosen;
+    const identity = `${this.#address}/${this.entry?.name}/${chosen?.operation}`;
+    for (const [what, resource] of [
+      ["value", this.value],
+      ["gradient", this.gradient],
+    ] as const) {
+      const kept = chosen !== null && (what === "value" ? chosen.has_value : chosen.has_gradient);
+      resource.load(kept && this.width > 0 ? this.#valuePath(what, chosen.operation) : null, identity);
+    }
+  }
+
+  #valuePath(what: string, op: number): string | null {
+    const { picture, at, tile } = this.look;
+    const more = [`op=${op}`, `what=${what}`];
+    if (picture !== null) more.push(`picture=${picture}`);
+    if (at.length > 0) more.push(`at=${at.join(".")}`);
+    if (tile > 0) more.push(`tile=${tile}`);
+    return this.#asked("value", ...more, `width=${this.width}`, `height=${Math.round(this.width * 0.75)}`);
+  }
+
+  #loadFound(): void {
+    const text = this.search.trim();
+    // A file has the whole list, and what was found is filtered in any case.
+    const path =
+      text === "" ? null : this.#asked("operations", `search=${isFile ? "" : encodeURIComponent(text)}`);
+    this.found.load(path, `${this.#address}/${this.entry?.name}`);
+  }
+
+  /** Open what is around an operation that was chosen elsewhere than in the picture: by a link, a search, an address. */
+  #reveal(): void {
+    const { chosen, scene } = this;
+    const key = this.#key(chosen?.operation ?? null);
+    if (chosen === null || scene === null || this.#revealed === key) return;
+    this.#revealed = key;
+    const around = chosen.around.map((crumb) => crumb.id);
+    const within = around.includes(this.within) ? this.scope.selection.within : null;
+    const isHidden = around.some((part) => !this.open.has(part));
+    if (isHidden || within !== this.scope.selection.within)
+      this.scope.select({ within, opened: [...new Set([...this.open, ...around])].join(".") });
+  }
+}

@@ -1,0 +1,36 @@
+/** Which component shows which view. */
+
+import type { Component } from "svelte";
+import type { Scope } from "../scope.svelte";
+import type { ViewName } from "../selection";
+import ChartsView from "./ChartsView.svelte";
+import CompareView from "./CompareView.svelte";
+import FindingsView from "./FindingsView.svelte";
+import GraphView from "./GraphView.svelte";
+import HeatMapView from "./HeatMapView.svelte";
+import TracesView from "./TracesView.svelte";
+
+export type View = Component<{ scope: Scope; theme: "dark" | "light" }>;
+
+const COMPONENTS: Record<ViewName, View> = {
+  charts: ChartsView,
+  graph: GraphView,
+  heatmap: HeatMapView,
+  findings: FindingsView,
+  traces: TracesView,
+  compare: CompareView,
+};
+
+/** What a tab says. */
+export const TITLES: Record<ViewName, string> = {
+  charts: "Charts",
+  graph: "Graph",
+  heatmap: "Heat map",
+  findings: "Findings",
+  traces: "Traces",
+  compare: "Compare",
+};
+
+export function viewNamed(name: ViewName): View {
+  return COMPONENTS[name];
+}
