@@ -16,7 +16,17 @@ from layerscope.capture.torch.trace.tracer import Tracer
 from layerscope.operations import Operation, PassRecord
 
 _UNINITIALISED = frozenset(
-    ("empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided", "resize", "resize_as")
+    (
+        "empty",
+        "empty_like",
+        "empty_strided",
+        "empty_permuted",
+        "new",
+        "new_empty",
+        "new_empty_strided",
+        "resize",
+        "resize_as",
+    )
 )
 _SOURCES = ("input", "constant")
 #: Threads of a parallel kernel add in the order in which they arrive; nothing else may differ at all.
