@@ -8,17 +8,19 @@ PYTHON is the interpreter of another environment in which torchlens and transfor
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import statistics
 import subprocess
 import sys
 import time
 import tracemalloc
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
 import torch
+from torch.overrides import TorchFunctionMode
 
 from benchmarks.trace_subjects import SUBJECTS, Subject, loop
 from layerscope.capture.torch.trace.describe import describe
@@ -45,15 +47,54 @@ for _ in range(2):
 """
 
 
-def interleaved(tasks: dict[str, Callable[[], object]], repeat: int) -> dict[str, float]:
-    """Median CPU seconds of each task; each round runs all of them, so that a slow moment hits all alike."""
+class EmptyMode(TorchFunctionMode):
+    """Intercepts and records nothing."""
+
+    def __torch_function__(
+        self,
+        function: Callable[..., object],
+        types: Sequence[type],
+        args: tuple[object, ...] = (),
+        kwargs: dict[str, object] | None = None,
+    ) -> object:
+        return function(*args, **(kwargs or {}))
+
+
+class Rounds:
+    """CPU seconds of several tasks, in rounds of all of them."""
+
+    def __init__(self, taken: dict[str, list[float]]) -> None:
+        self._taken = taken
+
+    def seconds(self, task: str) -> float:
+        """Median of a task."""
+        return statistics.median(self._taken[task])
+
+    def added(self, task: str, to: str = "plain") -> float:
+        """Median of what a task took beyond another in the same round, so that a slow moment hits both."""
+        return statistics.median(a - b for a, b in zip(self._taken[task], self._taken[to], strict=True))
+
+    def ratio(self, task: str, to: str = "plain") -> float:
+        """Median of a task's time over that of another in the same round."""
+        return statistics.median(a / b for a, b in zip(self._taken[task], self._taken[to], strict=True))
+
+
+def interleaved(tasks: dict[str, Callable[[], object]], repeat: int) -> Rounds:
+    """All tasks in turn, as often as said and once before to warm up.
+
+    What the process held before is taken out of the garbage collector's sight: now and then it would walk through
+    torch's own half a million objects (0.1 s, once in about ten loops of 10,000), in whichever task comes just then.
+    """
+    gc.collect()
+    gc.freeze()
     taken: dict[str, list[float]] = {name: [] for name in tasks}
     for _ in range(repeat + 1):
         for name, task in tasks.items():
             began = time.process_time()
             task()
             taken[name].append(time.process_time() - began)
-    return {name: statistics.median(times[1:]) for name, times in taken.items()}
+    gc.unfreeze()
+    return Rounds({name: times[1:] for name, times in taken.items()})
 
 
 def traced(subject: Subject, *, keep: bool, gradients: bool = True) -> Callable[[], Tracer]:
@@ -84,6 +125,16 @@ def in_words(subject: Subject) -> Callable[[], object]:
     return run
 
 
+def intercepted(subject: Subject) -> Callable[[], object]:
+    """The least that seeing every operation costs: a mode that calls the function and does nothing else."""
+
+    def run() -> object:
+        with EmptyMode():
+            return subject.model(*subject.inputs)
+
+    return run
+
+
 def plain(subject: Subject) -> Callable[[], object]:
     return lambda: subject.model(*subject.inputs)
 
@@ -93,26 +144,27 @@ def row(what: str, measured: str, limit: str = "", *, kept: bool = True) -> Row:
 
 
 def loops(repeat: int) -> list[Row]:
+    limits = {"metadata only": 15, "saving everything": 20, "with record and names": 20}
+    sizes = (1000, 2000, 10_000)
+    tasks: dict[str, Callable[[], object]] = {}
+    for subject, size in ((loop(size), size) for size in sizes):
+        ways = (traced(subject, keep=False), traced(subject, keep=True), looked_up(subject))
+        tasks[f"plain {size}"], tasks[f"empty {size}"] = plain(subject), intercepted(subject)
+        tasks |= {f"{kind} {size}": way for kind, way in zip(limits, ways, strict=True)}
+    rounds = interleaved(tasks, 3 * repeat)
+
+    def per_op(kind: str, size: int) -> float:
+        return rounds.added(f"{kind} {size}", f"plain {size}") / size * 1e6
+
     rows = []
-    per_op: dict[tuple[str, int], float] = {}
-    for operations in (1000, 2000, 10_000):
-        subject = loop(operations)
-        taken = interleaved(
-            {
-                "metadata only": traced(subject, keep=False),
-                "saving everything": traced(subject, keep=True),
-                "with record and names": looked_up(subject),
-                "plain": plain(subject),
-            },
-            repeat,
-        )
-        for kind, limit in (("metadata only", 15), ("saving everything", 20), ("with record and names", 20)):
-            cost = per_op[kind, operations] = (taken[kind] - taken["plain"]) / operations * 1e6
-            rows.append(
-                row(f"loop of {operations:,}, {kind}", f"{cost:.1f} µs per op", f"{limit} µs", kept=cost <= limit)
-            )
-    for kind in ("metadata only", "saving everything", "with record and names"):
-        growth = per_op[kind, 10_000] / per_op[kind, 1000]
+    for size in sizes:
+        least = per_op("empty", size)
+        rows.append(row(f"loop of {size:,}, an empty mode of torch alone", f"{least:.1f} µs per op"))
+        for kind, limit in limits.items():
+            cost = per_op(kind, size)
+            rows.append(row(f"loop of {size:,}, {kind}", f"{cost:.1f} µs per op", f"{limit} µs", kept=cost <= limit))
+    for kind in limits:
+        growth = per_op(kind, 10_000) / per_op(kind, 1000)
         rows.append(row(f"cost per op at 10,000 against 1,000, {kind}", f"{growth:.2f} ×", "1.3 ×", kept=growth <= 1.3))
     return rows
 
@@ -122,16 +174,9 @@ def gradients(repeat: int) -> list[Row]:
     for operations in (2000, 10_000):
         subject = loop(operations)
         subject.inputs[0].requires_grad_()
+        ways = {"without": traced(subject, keep=True, gradients=False), "with": traced(subject, keep=True)}
         with torch.enable_grad():
-            taken = interleaved(
-                {
-                    "plain": plain(subject),
-                    "without": traced(subject, keep=True, gradients=False),
-                    "with": traced(subject, keep=True),
-                },
-                repeat,
-            )
-        cost = (taken["with"] - taken["without"]) / operations * 1e6
+            cost = interleaved({**ways}, repeat).added("with", "without") / operations * 1e6
         rows.append(row(f"loop of {operations:,} with grad: catching gradients", f"{cost:.1f} µs per op"))
     return rows
 
@@ -148,15 +193,17 @@ def models(repeat: int) -> tuple[list[Row], dict[str, tuple[float, float]]]:
             "names": looked_up(subject),
             "words": in_words(subject),
         }
-        taken = interleaved(tasks, repeat)
-        whole, words = taken["names"] - taken["plain"], taken["words"] - taken["plain"]
-        added[name] = taken["trace"] - taken["plain"], whole
+        rounds = interleaved(tasks, repeat)
+        whole, words = rounds.added("names"), rounds.added("words")
+        added[name] = rounds.added("trace"), whole
         if name == "GPT-2":
-            ratio = taken["trace"] / taken["plain"]
+            ratio = rounds.ratio("trace")
             rows.append(row("GPT-2 traced, against plain", f"{ratio:.2f} ×", "1.3 ×", kept=ratio <= 1.3))
             with torch.enable_grad():
-                taken = interleaved({"plain": plain(subject), "trace": traced(subject, keep=True)}, repeat)
-            rows.append(row("GPT-2 with grad, catching gradients", f"{taken['trace'] / taken['plain']:.2f} ×"))
+                ratio = interleaved({"plain": plain(subject), "trace": traced(subject, keep=True)}, repeat).ratio(
+                    "trace"
+                )
+            rows.append(row("GPT-2 with grad, catching gradients", f"{ratio:.2f} ×"))
         limit = {"loop of 2,000": 0.2, "GPT-2": 0.5, "Swinv2-base": 0.5}[name]
         rows.append(row(f"{name}: trace, record and names", f"{whole:.3f} s", f"{limit} s", kept=whole < limit))
         rows.append(row(f"{name}: and every operation in words", f"{words:.3f} s"))
@@ -223,7 +270,7 @@ def drawing() -> list[Row]:
         naming = name_layers(record)
         for what, options in (("", DrawOptions()), (", at full depth", DrawOptions(depth=99))):
             task = partial(lambda *given: svg(graph_view(*given)), record, naming, options)
-            taken = interleaved({"svg": task}, 3)["svg"]
+            taken = interleaved({"svg": task}, 3).seconds("svg")
             rows.append(row(f"{name} as SVG{what}", f"{taken:.2f} s", f"{limit:g} s", kept=taken <= limit))
     return rows
 
