@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 #: What tells the layer of an operation: function, position, parameters, site, path of its module, arguments, parents.
 #: The site is None where no call gave the tensor: an input, a constant, an output.
@@ -90,6 +90,24 @@ class Outlined(Protocol):
     def outlines(self) -> Iterator[Outline]:
         """The outline of each operation, in order."""
         ...
+
+
+@runtime_checkable
+class Columnar(Protocol):
+    """Operations whose fields are columns: to look at one field of all, no operation has to be put together."""
+
+    def column(self, name: str) -> Sequence[Any]:
+        """One field of all operations; of `parents` the operations alone."""
+        ...
+
+
+def field_of_all(operations: Sequence[Operation], name: str) -> Sequence[Any]:  # Any: whatever the field holds
+    """One field of all operations; of `parents` the operations alone."""
+    if isinstance(operations, Columnar):
+        return operations.column(name)
+    if name == "parents":
+        return [[parent.operation for parent in operation.parents] for operation in operations]
+    return [getattr(operation, name) for operation in operations]
 
 
 class ModuleCallRecord(NamedTuple):

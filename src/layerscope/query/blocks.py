@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
-from layerscope.operations import Operation, PassRecord, Role
+from layerscope.operations import PassRecord, Role, field_of_all
 from layerscope.query.layers import Naming
 
 MOST_CHILDREN = 400
@@ -58,6 +58,7 @@ class Nesting:
         self.record, self.naming = record, naming
         self.blocks = [Block(0, -1, BlockRole.MODULE, "", 0)]
         self._rolled, self._kept = rolled, kept
+        self._call_of = field_of_all(record.operations, "call")
         self._of_call = self._call_blocks()
         self.leaf = self._leaves()
         self._dissolve_singles()
@@ -80,7 +81,7 @@ class Nesting:
     def instances(self, operation: int) -> tuple[Instance, ...]:
         """The calls around an operation, from the whole down to itself."""
         leaf = self.leaf[operation]
-        calls = self._calls_around(self.record.operations[operation].call)
+        calls = self._calls_around(self._call_of[operation])
         found: list[Instance] = []
         call = -1
         for block in self.chain(leaf)[:-1]:
@@ -133,8 +134,8 @@ class Nesting:
     def _layers_of_calls(self) -> list[set[int]]:
         """The layers that run in each call, those of the calls inside it as well."""
         inside: list[set[int]] = [set() for _ in self.record.calls]
-        for operation in self.record.operations:
-            inside[operation.call].add(self.naming.layer[operation.index])
+        for call, layer in zip(self._call_of, self.naming.layer, strict=True):
+            inside[call].add(layer)
         for index in range(len(inside) - 1, -1, -1):  # a call is recorded after the one it happened in
             parent = self.record.calls[index].parent
             if parent is not None:
@@ -144,14 +145,17 @@ class Nesting:
     def _leaves(self) -> list[int]:
         found: dict[object, int] = {}
         leaf = []
-        for operation in self.record.operations:
-            around = self._of_call[operation.call]
-            key = (around, self.naming.layer[operation.index]) if self._rolled else operation.index
-            if key not in found:
-                path = self.record.calls[operation.call].path
-                found[key] = self._add(around, _role(operation), path)
-            self.blocks[found[key]].operations.append(operation.index)
-            leaf.append(found[key])
+        roles, parameters = (field_of_all(self.record.operations, name) for name in ("role", "parameters"))
+        paths = [call.path for call in self.record.calls]
+        for index, (call, layer) in enumerate(zip(self._call_of, self.naming.layer, strict=True)):
+            around = self._of_call[call]
+            key = (around, layer) if self._rolled else index
+            block = found.get(key)
+            if block is None:
+                role = _role(roles[index], has_parameters=bool(parameters[index]))
+                block = found[key] = self._add(around, role, paths[call])
+            self.blocks[block].operations.append(index)
+            leaf.append(block)
         return leaf
 
     def _add(self, parent: int, role: BlockRole, path: str) -> int:
@@ -213,10 +217,10 @@ class Nesting:
             waiting.extend(block.children)
 
 
-def _role(operation: Operation) -> BlockRole:
-    if operation.role is not Role.OPERATION:
-        return BlockRole(operation.role.value)
-    return BlockRole.PARAMETER if operation.parameters else BlockRole.OPERATION
+def _role(role: Role, *, has_parameters: bool) -> BlockRole:
+    if role is not Role.OPERATION:
+        return BlockRole(role.value)
+    return BlockRole.PARAMETER if has_parameters else BlockRole.OPERATION
 
 
 def passes_text(numbers: Sequence[int]) -> str:

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import NamedTuple
 
 from layerscope.errors import SelectError
-from layerscope.operations import PassRecord
+from layerscope.operations import PassRecord, field_of_all
 from layerscope.query.blocks import Block, BlockRole, Instance, Nesting, passes_text
 from layerscope.query.layers import Naming
 
 MOST_READABLE = 150  # nodes in one picture
 LABELLED_PASSES = 6  # runs of pass numbers that fit on an edge
+
+Chain = tuple[Instance, ...]  # the calls around an operation, from the whole down to itself
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,10 +81,67 @@ def collapse(record: PassRecord, naming: Naming, opening: Opening) -> Drawable:
 def drawable(nesting: Nesting, root: int, shown: Collection[int]) -> Drawable:
     """The part of a pass below a block that is seen when some blocks are open."""
     edges = _Edges(nesting, root, shown)
-    for operation in nesting.record.operations:
-        for parent in dict.fromkeys(parent.operation for parent in operation.parents):
-            edges.add(parent, operation.index)
+    for operation, parents in enumerate(field_of_all(nesting.record.operations, "parents")):
+        for parent in dict.fromkeys(parents):
+            edges.add(parent, operation)
     return Drawable(nesting, root, frozenset(shown), tuple(edges.finished()))
+
+
+class Hops:
+    """What lies in a group of the edges of a pass with everything open, found for one group when it is asked for."""
+
+    def __init__(self, nesting: Nesting) -> None:
+        self._nesting = nesting
+        self._parents: Sequence[Sequence[int]] = field_of_all(nesting.record.operations, "parents")
+
+    @cached_property
+    def children(self) -> Sequence[Sequence[int]]:
+        """The operations that took each operation's result."""
+        found: list[list[int]] = [[] for _ in self._parents]
+        for operation, parents in enumerate(self._parents):
+            for parent in dict.fromkeys(parents):
+                found[parent].append(operation)
+        return found
+
+    def of(self, group: int) -> list[Hop]:
+        """The hops in one group, in the order of the pass."""
+        found: dict[tuple[int, int, int, bool], list[Hop]] = {}
+        for source, target in self._touching(group):
+            upper, lower = self._nesting.instances(source), self._nesting.instances(target)
+            meet = next(at for at, pair in enumerate(zip(upper, lower, strict=False)) if pair[0] != pair[1])
+            (above, _), (below, _) = upper[meet], lower[meet]
+            back = not self._nesting.blocks[above].operations[0] < self._nesting.blocks[below].operations[0]
+            key = (self._nesting.leaf[source], self._nesting.leaf[target], upper[meet - 1][0], back)
+            if key not in found:
+                found[key] = self._within(group, key[0], (upper, lower), meet, back=back)
+        return [hop for hops in found.values() for hop in hops]
+
+    def _touching(self, group: int) -> Iterator[tuple[int, int]]:
+        """Edges with an end in a group, without those that stay in one call of one of its blocks."""
+        blocks = self._nesting.blocks
+        inside = [blocks[child] for child in blocks[group].children]
+        child_of = {op: child.index for child in inside for op in child.operations}
+        several = {child.index for child in inside if not child.children or len(child.calls) > 1}
+        outside = {op for at in blocks[group].operations for op in self.children[at]} - child_of.keys() if group else ()
+        for target in sorted((*child_of, *outside)):
+            below = child_of.get(target)
+            for source in dict.fromkeys(self._parents[target]):
+                above = child_of.get(source)
+                if above != below or (above is not None and above in several):
+                    yield source, target
+
+    def _within(self, group: int, tensor: int, chains: tuple[Chain, Chain], meet: int, *, back: bool) -> list[Hop]:
+        """What lies in the group of one edge; `meet` is where its ends part."""
+        inside = len(self._nesting.chain(group))
+        above, below = (
+            chain[inside][0] if len(chain) > inside and chain[inside - 1][0] == group else None for chain in chains
+        )
+        if meet == inside and above is not None:
+            return [Hop(group, tensor, above, below, back)]
+        if meet > inside:
+            return []
+        leaving = [] if above is None else [Hop(group, tensor, above, None)]
+        return leaving if below is None else [*leaving, Hop(group, tensor, None, below)]
 
 
 def _find(nesting: Nesting, name: str) -> int:

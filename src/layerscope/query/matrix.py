@@ -81,7 +81,7 @@ def matrix(reader: Reader, question: Question) -> Matrix:
 
 def _asked_for(series: pa.Table, question: Question) -> npt.NDArray[np.bool_]:
     mine = rows.are(series, "kind", question.kind) & rows.are(series, "mode", question.mode)
-    return np.asarray(mine & (rows.ints(series, "rank") == question.rank))
+    return np.asarray(mine & (values(series["rank"]) == question.rank))
 
 
 def _found(reader: Reader, numbers: Ids, question: Question) -> Iterator[_Found]:
@@ -94,9 +94,9 @@ def _found(reader: Reader, numbers: Ids, question: Question) -> Iterator[_Found]
         return
     columns = list(dict.fromkeys((*rows.columns_for([question.stat]), "count", "finite", "nan")))
     for table in reader.moments_by_file(numbers, columns):
-        of = {name: np.asarray(values(table[name]), np.float64) for name in columns}
-        statistic = derive.statistic(question.stat, of.__getitem__)
-        states = np.where(np.isnan(statistic), MISSING, VALUE).astype(np.uint8)
+        of = {name: values(table[name]) for name in columns}
+        statistic = derive.statistic(question.stat, lambda name: np.asarray(of[name], np.float64))  # noqa: B023
+        states = (~np.isnan(statistic)).view(np.uint8)  # MISSING or VALUE
         broken = of["finite"] < of["count"]
         if broken.any():
             states[broken] = np.where(of["nan"][broken] > 0, NAN, INF)

@@ -28,7 +28,7 @@ Compactor = Callable[[Path], None]
 log = logging.getLogger(__name__)
 SPARKLINE = 120  # points of a run's small curve
 LOOK_EVERY_S = 0.25
-KEPT_HISTORIES = 8
+KEPT_BYTES = 24 * 2**20  # of histories
 
 
 @dataclass(slots=True)
@@ -50,7 +50,7 @@ class Opened:
             self._must_hold(series, rank)
             kept = (revision, self.run.history(series, rank))
         self.histories[key] = kept  # as the newest
-        while len(self.histories) > KEPT_HISTORIES:
+        while len(self.histories) > 1 and sum(each.nbytes for _, each in self.histories.values()) > KEPT_BYTES:
             del self.histories[next(iter(self.histories))]
         return kept[1]
 

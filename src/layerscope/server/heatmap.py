@@ -18,7 +18,7 @@ from layerscope.server.catalogue import Opened
 from layerscope.viz.heatmap import HeatMapView, heat_map_view
 
 Answer = Callable[[Opened, str, Request], object]
-KEPT_BYTES = 64 * 2**20
+KEPT_BYTES = 24 * 2**20
 
 
 class Matrices:

@@ -14,7 +14,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from layerscope.errors import SelectError
-from layerscope.operations import Operation
+from layerscope.operations import Operation, field_of_all
 from layerscope.query.blocks import Nesting
 from layerscope.query.layers import Naming, name_layers
 from layerscope.query.pass_code import stack_of
@@ -25,19 +25,21 @@ from layerscope.store.passes import (
     RECORD,
     VALUES,
     PassHead,
+    PassOutline,
     pass_folders,
     read_head,
+    read_outline,
     read_part,
     tensor_shapes,
     without_collection,
 )
 from layerscope.viz import pass_page as page
 from layerscope.viz.colour import STOPS
-from layerscope.viz.nestedgraph import GroupOrders
 from layerscope.viz.passgraph import PassGraph
 from layerscope.viz.values import ValueView, coarse, cut, value_view
 
 KEPT = 3  # traces held in memory
+FEW = 10_000  # operations of a trace of which both graphs are held
 MOST_FOUND, MOST_LISTED, MOST_LINKS = 60, 20_000, 200
 FILES = {"value": VALUES, "gradient": GRADIENTS}
 FIELDS = ("elapsed_s", "flops", "size_bytes")
@@ -81,15 +83,6 @@ class OpenTrace:
         return name_layers(self.head.record)
 
     @cached_property
-    def children(self) -> dict[int, list[int]]:
-        """The operations that took each operation's result."""
-        found: dict[int, list[int]] = {}
-        for op in self.head.record.operations:
-            for parent in dict.fromkeys(parent.operation for parent in op.parents):
-                found.setdefault(parent, []).append(op.index)
-        return found
-
-    @cached_property
     def shapes(self) -> dict[str, dict[int, tuple[int, ...]]]:
         """Which values and gradients were kept."""
         return {what: tensor_shapes(self.folder / name) for what, name in FILES.items()}
@@ -97,8 +90,9 @@ class OpenTrace:
     def graph(self, *, rolled: bool) -> PassGraph:
         """Its graph: passes of a layer as one node, or each as its own."""
         if rolled not in self.graphs:
-            with without_collection():
-                self.graphs[rolled] = PassGraph(Nesting(self.head.record, self.naming, rolled=rolled))
+            if len(self.head.record.operations) > FEW:
+                self.graphs.clear()
+            self.graphs[rolled] = PassGraph(Nesting(self.head.record, self.naming, rolled=rolled))
         return self.graphs[rolled]
 
     def operation(self, request: Request) -> Operation:
@@ -134,18 +128,9 @@ class Traces:
     def _entry(self, folder: Path) -> TraceEntry:
         key = _key(folder)
         if key not in self._entries:
-            trace = self._opened(folder)
-            record, shapes = trace.head.record, trace.shapes
-            self._entries[key] = TraceEntry(
-                name=folder.name,
-                model=record.model,
-                operations=len(record.operations),
-                values=len(shapes["value"]),
-                gradients=len(shapes["gradient"]),
-                elapsed_s=record.elapsed_s,
-                failure=record.failure,
-                step=trace.head.step,
-            )
+            outline = read_outline(folder)
+            said = {name: getattr(outline, name) for name in PassOutline.__slots__}
+            self._entries[key] = TraceEntry(name=folder.name, **said)
         return self._entries[key]
 
     def _opened(self, folder: Path) -> OpenTrace:
@@ -166,14 +151,14 @@ class Traces:
         return self._opened(folders[name])
 
     def graph(self, opened: Opened, name: str, request: Request) -> page.PassPicture:
-        """The parts of the graph, and the order of those that are open at first, or of all if they are few."""
-        graph = self._asked(opened, request).graph(rolled=_is_rolled(request))
-        return page.PassPicture(graph.view(), *graph.first_operations())
+        """The modules of the graph, and what is in those that are open at first, or in all if they are few."""
+        with without_collection():
+            return self._asked(opened, request).graph(rolled=_is_rolled(request)).view()
 
-    def groups(self, opened: Opened, name: str, request: Request) -> GroupOrders:
-        """The order of some groups, given by their numbers."""
+    def groups(self, opened: Opened, name: str, request: Request) -> page.PassGroups:
+        """What is in some groups, given by their numbers."""
         graph = self._asked(opened, request).graph(rolled=_is_rolled(request))
-        return GroupOrders(tuple(graph.group(at) for at in _numbers(request, "of") if graph.has_group(at)))
+        return graph.groups([at for at in _numbers(request, "of") if graph.has_group(at)])
 
     def numbers(self, opened: Opened, name: str, request: Request) -> page.PassNumbers:
         """A field of operations by part of the graph."""
@@ -186,9 +171,10 @@ class Traces:
         trace = self._asked(opened, request)
         op = trace.operation(request)
         record, naming = trace.head.record, trace.naming
-        nesting = trace.graph(rolled=_is_rolled(request)).nesting
+        graph = trace.graph(rolled=_is_rolled(request))
+        nesting = graph.nesting
         call = record.calls[op.call]
-        links = [page.link(record, naming, at) for at in trace.children.get(op.index, ())[:MOST_LINKS]]
+        links = [page.link(record, naming, at) for at in graph.hops.children[op.index][:MOST_LINKS]]
         passes = naming.members[naming.layer[op.index]][:MOST_LINKS]
         return page.OperationView(
             operation=op.index,
@@ -221,10 +207,10 @@ class Traces:
         record, naming = trace.head.record, trace.naming
         paths = [call.path.lower() for call in record.calls]
         found = []
-        for op in record.operations:
-            text = f"{naming.label(op.index)} {paths[op.call]}"
+        for index, call in enumerate(field_of_all(record.operations, "call")):
+            text = f"{naming.label(index)} {paths[call]}"
             if all(word in text for word in words):
-                found.append(op.index)
+                found.append(index)
         most = MOST_FOUND if words else MOST_LISTED
         return page.OperationList(len(found), tuple(page.link(record, naming, at) for at in found[:most]))
 

@@ -1,16 +1,17 @@
-"""Traces in a run folder: the record of a pass as JSON, its values and gradients as safetensors."""
+"""Traces in a run folder: what a pass is as JSON, its operations as columns, values and gradients as safetensors."""
 
 from __future__ import annotations
 
 import gc
+import json
 import os
 import re
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -20,14 +21,21 @@ from safetensors.numpy import load_file, save
 from layerscope.errors import StoreError
 from layerscope.operations import Frame, ModuleCallRecord, Operation, ParameterRecord, Parent, PassRecord, Role
 from layerscope.store.format import damaged, read_json, replace_file, sync_folder, write_json
-from layerscope.store.values import KEPT_DTYPES
+from layerscope.store.pass_columns import read_operations, write_operations
 
 TRACES = "traces"
-RECORD, VALUES, GRADIENTS = "pass.json", "values.safetensors", "gradients.safetensors"
+RECORD, OPERATIONS, VALUES, GRADIENTS = "pass.json", "operations.arrow", "values.safetensors", "gradients.safetensors"
 _NAME = re.compile(r"\d{6,}")
+KEPT_DTYPES = frozenset(  # what safetensors can keep of numpy's types
+    np.dtype(name)
+    for name in (
+        *("float64", "float32", "float16", "int64", "int32", "int16", "int8"),
+        *("uint64", "uint32", "uint16", "uint8", "bool", "complex64"),
+    )
+)
 
-_KNOWN = frozenset((*Operation._fields, *ModuleCallRecord._fields))
-_LISTS = frozenset({"parents", "parameters", "buffers", "shape", "written", "inputs", "outputs"})
+_LISTS = frozenset({"shape", "inputs", "outputs", "parents", "parameters", "buffers", "written"})
+_Row = TypeVar("_Row", Operation, ModuleCallRecord, ParameterRecord)
 
 Arrays = Mapping[int, npt.NDArray[Any]]  # Any: one of KEPT_DTYPES; by operation
 Snippet = tuple[int, tuple[str, ...]]  # number of the first line, and the lines
@@ -55,17 +63,34 @@ class PassHead:
     step: int | None
 
 
+@dataclass(frozen=True, slots=True)
+class PassOutline:
+    """What a list of traces says of one."""
+
+    model: str
+    operations: int
+    values: int  # operations whose value was kept
+    gradients: int
+    elapsed_s: float
+    failure: str | None
+    step: int | None
+
+
 def write_pass(folder: Path, stored: StoredPass) -> Path:
     """Write a trace into a run folder, beside those already there; it appears as a whole."""
     try:
         (folder / TRACES).mkdir(exist_ok=True)
         aside = folder / TRACES / f".{secrets.token_hex(8)}"
         aside.mkdir()
+        frames: dict[Frame, int] = {}
+        write_operations(aside / OPERATIONS, stored.record.operations, frames)
         about = {"step": stored.step, "code": [[*at, *snippet] for at, snippet in stored.code.items()]}
-        write_json(aside / RECORD, "pass", {**to_json(stored.record), **about})
-        for name, arrays in ((VALUES, stored.values), (GRADIENTS, stored.gradients)):
+        about["operations"] = len(stored.record.operations)
+        for what, arrays in (("values", stored.values), ("gradients", stored.gradients)):
             kept = {str(k): np.ascontiguousarray(a) for k, a in arrays.items() if a.dtype in KEPT_DTYPES}
-            replace_file(aside / name, save(kept))
+            about[what] = len(kept)
+            replace_file(aside / f"{what}.safetensors", save(kept))
+        write_json(aside / RECORD, "pass", {**about, **_circumstances(stored.record, frames)})
         return _renamed(aside, folder / TRACES)
     except OSError as error:
         raise StoreError(
@@ -110,13 +135,47 @@ def read_pass(folder: Path) -> StoredPass:
 
 def read_head(folder: Path) -> PassHead:
     """What is known of a trace but its tensors."""
+    with _readable(folder), without_collection():
+        plain = read_json(folder / RECORD, "pass")
+        frames = [Frame(*frame) for frame in plain["frames"]]
+        calls = tuple(_from_json(ModuleCallRecord, row, frames) for row in plain["calls"])
+        old = isinstance(plain["operations"], list)
+        paths = [call.path for call in calls]
+        record = PassRecord(
+            model=plain["model"],
+            operations=tuple(_old_operation(row, frames) for row in plain["operations"])
+            if old
+            else read_operations(folder / OPERATIONS, frames, paths),
+            calls=calls,
+            parameters=tuple(_from_json(ParameterRecord, row, frames) for row in plain["parameters"]),
+            modules=tuple((path, name) for path, name in plain["modules"]),
+            elapsed_s=plain["elapsed_s"],
+            seed=plain["seed"],
+            failure=plain["failure"],
+            stale=frozenset(plain["stale"]),
+        )
+        code = {(file, line): (first, tuple(lines)) for file, line, first, lines in plain.get("code", ())}
+        return PassHead(record, code, plain.get("step"))
+
+
+def read_outline(folder: Path) -> PassOutline:
+    """What a list of traces says of one; little is read for it."""
+    with _readable(folder):
+        plain = {"step": None, **read_json(folder / RECORD, "pass")}
+        if isinstance(plain["operations"], list):  # of an older version
+            plain["operations"] = len(plain["operations"])
+            plain |= {path.stem: len(tensor_shapes(path)) for path in (folder / VALUES, folder / GRADIENTS)}
+        return PassOutline(**{name: plain[name] for name in PassOutline.__slots__})
+
+
+@contextmanager
+def _readable(folder: Path) -> Iterator[None]:
     try:
-        with without_collection():
-            plain = read_json(folder / RECORD, "pass")
-            code = {(file, line): (first, tuple(lines)) for file, line, first, lines in plain.get("code", ())}
-            return PassHead(from_json(plain), code, plain.get("step"))
-    except (KeyError, TypeError, ValueError) as error:
-        raise damaged(folder / RECORD, f"a key is missing or wrong ({error})") from None
+        yield
+    except FileNotFoundError as error:
+        raise damaged(Path(error.filename or folder / RECORD), "it is missing", "Save the trace again.") from None
+    except (KeyError, TypeError, ValueError, IndexError) as error:
+        raise damaged(folder / RECORD, f"a key is missing or wrong ({error})", "Save the trace again.") from None
 
 
 @contextmanager
@@ -133,8 +192,12 @@ def without_collection() -> Iterator[None]:
 
 def tensor_shapes(path: Path) -> dict[int, tuple[int, ...]]:
     """The operations of which a file of a trace holds a tensor, and its shape."""
-    with _tensors(path) as file:
-        return {int(key): tuple(file.get_slice(key).get_shape()) for key in file.keys()}  # noqa: SIM118
+    try:
+        with path.open("rb") as file:
+            head = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+        return {int(key): tuple(about["shape"]) for key, about in head.items() if key != "__metadata__"}
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
+        raise damaged(path, " ".join(str(error).split())) from None
 
 
 def read_part(path: Path, operation: int, part: Part) -> npt.NDArray[Any]:
@@ -164,15 +227,19 @@ def _arrays(path: Path) -> dict[int, npt.NDArray[Any]]:
 def to_json(record: PassRecord) -> dict[str, Any]:
     """The record as JSON; a line of code stands once, however often it was run."""
     frames: dict[Frame, int] = {}
+    operations = [_row(operation, frames) for operation in record.operations]
+    return {"operations": operations, **_circumstances(record, frames)}
 
-    def row(item: Operation | ModuleCallRecord) -> dict[str, Any]:
-        return {**item._asdict(), "frames": [frames.setdefault(frame, len(frames)) for frame in item.frames]}
 
-    operations = [row(operation) for operation in record.operations]
-    calls = [row(call) for call in record.calls]
+def _row(item: Operation | ModuleCallRecord, frames: dict[Frame, int]) -> dict[str, Any]:
+    return {**item._asdict(), "frames": [frames.setdefault(frame, len(frames)) for frame in item.frames]}
+
+
+def _circumstances(record: PassRecord, frames: dict[Frame, int]) -> dict[str, Any]:
+    """Everything but the operations; `frames` are the lines of code that these came through."""
+    calls = [_row(call, frames) for call in record.calls]
     return {
         "model": record.model,
-        "operations": operations,
         "calls": calls,
         "parameters": [parameter._asdict() for parameter in record.parameters],
         "modules": record.modules,
@@ -184,34 +251,17 @@ def to_json(record: PassRecord) -> dict[str, Any]:
     }
 
 
-def from_json(plain: Mapping[str, Any]) -> PassRecord:
-    """The record that `to_json` wrote; takes what it is given apart."""
-    frames = [Frame(*frame) for frame in plain["frames"]]
+def _from_json(kind: type[_Row], row: Mapping[str, Any], frames: Sequence[Frame]) -> _Row:
+    """A named tuple of what JSON has; what a newer version added is left out, what an older one lacked is as usual."""
+    fields = {name: row[name] for name in kind._fields if name in row or name not in kind._field_defaults}
+    for name in _LISTS & fields.keys():
+        fields[name] = tuple(fields[name])
+    if "frames" in fields:
+        fields["frames"] = tuple([frames[at] for at in fields["frames"]])
+    return kind(**fields)
 
-    def rest(row: dict[str, Any]) -> dict[str, Any]:
-        """The row with tuples, in place: there are tens of thousands."""
-        for name in _LISTS & row.keys():
-            row[name] = tuple(row[name])
-        row["frames"] = tuple([frames[at] for at in row["frames"]])
-        for name in row.keys() - _KNOWN:
-            del row[name]  # of a newer version
-        return row
 
-    roles = {role.value: role for role in Role}
-    operations = []
-    for row in plain["operations"]:
-        row["role"] = roles[row["role"]]
-        row["parents"] = [Parent(*parent) for parent in row["parents"]]
-        operations.append(Operation(**rest(row)))
-    parameters = [ParameterRecord(**{**row, "shape": tuple(row["shape"])}) for row in plain["parameters"]]
-    return PassRecord(
-        model=plain["model"],
-        operations=tuple(operations),
-        calls=tuple(ModuleCallRecord(**rest(row)) for row in plain["calls"]),
-        parameters=tuple(parameters),
-        modules=tuple((path, name) for path, name in plain["modules"]),
-        elapsed_s=plain["elapsed_s"],
-        seed=plain["seed"],
-        failure=plain["failure"],
-        stale=frozenset(plain["stale"]),
-    )
+def _old_operation(row: Mapping[str, Any], frames: Sequence[Frame]) -> Operation:
+    """An operation of a trace saved when operations were in `pass.json`."""
+    made = {"role": Role(row["role"]), "parents": [Parent(*parent) for parent in row["parents"]]}
+    return _from_json(Operation, {**row, **made}, frames)

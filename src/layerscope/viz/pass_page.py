@@ -9,7 +9,7 @@ from layerscope.operations import Operation, PassRecord
 from layerscope.query.blocks import BlockRole, Nesting
 from layerscope.query.layers import Naming
 from layerscope.records import Floats
-from layerscope.viz.nestedgraph import NestedGraph
+from layerscope.viz.nestedgraph import GroupOrder
 from layerscope.viz.pass_text import size
 
 
@@ -32,12 +32,38 @@ class Crumb:
 
 
 @dataclass(frozen=True, slots=True)
-class PassPicture:
-    """The graph of a trace, and which operation each of its parts begins with."""
+class PassParts:
+    """Some parts of the graph of a trace: what `NestedGraph` says of each."""
 
-    graph: NestedGraph
-    parts: Floats  # those that are operations
-    operations: Floats  # the first of each
+    parts: tuple[int, ...]  # their numbers
+    parents: tuple[int, ...]
+    roles: tuple[str, ...]
+    names: tuple[str, ...]
+    details: tuple[str, ...]
+    widths: tuple[int, ...]
+    title_widths: tuple[int, ...]
+    sites: tuple[str, ...]
+    facts: tuple[str, ...]
+    operations: tuple[int, ...]  # the first one of each, -1 for a module
+
+
+@dataclass(frozen=True, slots=True)
+class PassGroups:
+    """What is in some groups beside other groups, and the order of all that is in them."""
+
+    operations: PassParts
+    groups: tuple[GroupOrder, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PassPicture:
+    """The graph of a trace: its modules, and what is in those that are open at first, or in all if they are few."""
+
+    title: str
+    count: int  # of all parts
+    opened: tuple[int, ...]
+    modules: PassParts
+    inside: PassGroups
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 
 import numpy as np
 
-from layerscope.operations import PassRecord
+from layerscope.operations import PassRecord, Role, field_of_all
 from layerscope.query.blocks import Block, BlockRole, Nesting
 from layerscope.query.callorder import NO_TENSOR, Ordered
-from layerscope.query.collapse import Hop, drawable, readable
+from layerscope.query.collapse import Drawable, Hops, readable
 from layerscope.query.layout import Ordering, flows_of, order
 from layerscope.records import Floats
-from layerscope.viz.colour import colour_scale
 from layerscope.viz.lettering import text_width
-from layerscope.viz.nestedgraph import NOTHING, GroupOrder, NestedGraph, group_order
+from layerscope.viz.nestedgraph import NOTHING, GroupOrder, group_order
+from layerscope.viz.pass_page import PassGroups, PassParts, PassPicture, shape_text
 from layerscope.viz.wording import Wording
 
 NAME_SIZE, DETAIL_SIZE, TITLE_SIZE = 12.0, 10.5, 11.0
@@ -25,45 +26,54 @@ SENT_WHOLE = 4000  # blocks of a graph that is sent with the order of all its gr
 
 
 class PassGraph:
-    """The graph of one trace, kept while it is looked at. Its parts are the blocks of the nesting."""
+    """The graph of one trace, kept while it is looked at. Its parts are the blocks of the nesting.
+
+    Of a large one the page gets the modules at first, and what is in a group when that is opened.
+    """
 
     def __init__(self, nesting: Nesting) -> None:
         self.nesting = nesting
+        self.hops = Hops(nesting)
         self._blocks = nesting.blocks
         self._groups = [block.index for block in nesting.blocks if block.children]
-        everything = drawable(nesting, 0, set(self._groups))
-        self._wording = Wording(everything)
-        self._hops: dict[int, list[Hop]] = defaultdict(list)
-        for edge in everything.edges:
-            for hop in edge.hops:
-                self._hops[hop.group].append(hop)
+        self._is_small = len(self._blocks) <= SENT_WHOLE
+        self._shapes = field_of_all(nesting.record.operations, "shape")
+        self._wording = Wording(Drawable(nesting, 0, frozenset(), ()))
         self._known: dict[int, Ordering] = {}
 
-    def view(self) -> NestedGraph:
+    def view(self) -> PassPicture:
         """Everything that the page needs at first."""
-        drawn = {child for group in self._groups for child in self._blocks[group].children}
-        words = [self._words(block) if block.index in drawn or not block.index else ("", "") for block in self._blocks]
         opened = sorted(readable(self.nesting, 0))
-        is_small = len(self._blocks) <= SENT_WHOLE
-        return NestedGraph(
+        sent = self._groups if self._is_small else opened
+        return PassPicture(
             title=self.nesting.record.model,
-            note="",
-            parents=tuple(block.parent if block.index in drawn else NOTHING for block in self._blocks),
-            roles=tuple(block.role.value for block in self._blocks),
+            count=len(self._blocks),
+            opened=tuple(opened),
+            modules=self._parts(self._groups),
+            inside=self.groups(sent),
+        )
+
+    def groups(self, of: Sequence[int]) -> PassGroups:
+        """What is in some groups, and its order."""
+        leaves = [child for group in of for child in self._blocks[group].children if not self._blocks[child].children]
+        return PassGroups(self._parts(leaves), tuple(self.group(index) for index in of))
+
+    def _parts(self, of: Sequence[int]) -> PassParts:
+        blocks = [self._blocks[index] for index in of]
+        words = [self._words(block) for block in blocks]
+        widths = [_width(name, detail, block) for (name, detail), block in zip(words, blocks, strict=True)]
+        titles = [round(text_width(name, TITLE_SIZE, bold=True)) + 40 for name, _ in words]
+        return PassParts(
+            parts=tuple(of),
+            parents=tuple(block.parent for block in blocks),
+            roles=tuple(block.role.value for block in blocks),
             names=tuple(name for name, _ in words),
             details=tuple(detail for _, detail in words),
-            widths=tuple(
-                _width(name, detail, block) for (name, detail), block in zip(words, self._blocks, strict=True)
-            ),
-            heights=(HEIGHT,) * len(words),
-            title_widths=tuple(
-                min(SHORTEST_TITLE, round(text_width(name, TITLE_SIZE, bold=True)) + 40) for name, _ in words
-            ),
-            times=(1,) * len(words),
-            sites=tuple(self._key(block) if block.index in drawn else "" for block in self._blocks),
-            facts=tuple(self._facts(block) if is_small and block.index in drawn else "" for block in self._blocks),
-            opened=tuple(opened),
-            groups=tuple(self.group(index) for index in (self._groups if is_small else opened)),
+            widths=tuple(widths),
+            title_widths=tuple(min(SHORTEST_TITLE, title) for title in titles),
+            sites=tuple(map(self._key, blocks)),
+            facts=tuple(self._facts(block) if self._is_small or not block.children else "" for block in blocks),
+            operations=tuple(NOTHING if block.children else block.operations[0] for block in blocks),
         )
 
     def group(self, index: int) -> GroupOrder:
@@ -84,27 +94,28 @@ class PassGraph:
         """Whether the number is that of a block with something inside."""
         return 0 <= index < len(self._blocks) and bool(self._blocks[index].children)
 
-    def first_operations(self) -> tuple[Floats, Floats]:
-        """Blocks that are operations, and of each its first operation."""
-        leaves = [block for block in self._blocks if not block.children and block.operations]
-        return (
-            np.array([block.index for block in leaves], np.float64),
-            np.array([block.operations[0] for block in leaves], np.float64),
-        )
-
     def numbers(self, field: str) -> tuple[Floats, Floats]:
         """A field of operations, such as their time, added up for each block that has it."""
-        known = [block for block in self._blocks if block.operations]
-        scale = colour_scale(self.nesting.record, known, field)
-        found = {block.index: scale.of(block)[0] for block in known} if scale else {}
-        kept = [(block, value) for block, value in found.items() if value is not None]
-        return np.array([block for block, _ in kept], np.float64), np.array([value for _, value in kept], np.float64)
+        operations, count = self.nesting.record.operations, len(self._blocks)
+        values = np.array(field_of_all(operations, field), np.float64)  # None becomes NaN
+        known = ~np.isnan(values)
+        if field in ("elapsed_s", "flops"):  # of what was computed; a call with several results counts once
+            known &= np.array(field_of_all(operations, "lead")) == np.arange(len(values))
+            known &= np.array([role is Role.OPERATION for role in field_of_all(operations, "role")], np.bool_)
+        leaf = np.array(self.nesting.leaf, np.int64)[known]
+        sums: Floats = np.bincount(leaf, values[known], count).astype(np.float64)
+        counts = np.bincount(leaf, minlength=count)
+        for index in sorted(self._groups, key=lambda index: -len(self.nesting.chain(index))):  # innermost first
+            children = self._blocks[index].children
+            sums[index], counts[index] = sums[children].sum(), counts[children].sum()
+        has = np.flatnonzero(counts)
+        return has.astype(np.float64), sums[has]
 
     def _ordering(self, index: int) -> Ordering:
         if index not in self._known:
             children = self._blocks[index].children
             pinned = {child for child in children if self._blocks[child].role is BlockRole.INPUT}
-            flows = flows_of(self._hops[index])
+            flows = flows_of(self.hops.of(index))
             into = [(child, flow.tensor) for flow in flows for child in (*flow.targets, *flow.back)]
             entries = self._borders(into, top=True)
             leaving = [(flow.source, flow.tensor) for flow in flows if flow.source is not None]
@@ -144,8 +155,7 @@ class PassGraph:
 
     def shape(self, block: Block) -> str:
         """The shape of what a block gives."""
-        last = self.nesting.record.operations[block.operations[-1]] if block.operations else None
-        return "" if last is None else "×".join(map(str, last.shape)) or "scalar"
+        return shape_text(self._shapes[block.operations[-1]]) if block.operations else ""
 
     def _key(self, block: Block) -> str:
         naming = self.nesting.naming
@@ -156,9 +166,8 @@ class PassGraph:
     def _facts(self, block: Block) -> str:
         """Lines of a name, a tab and a text, for the tooltip."""
         record, first = self.nesting.record, self.nesting.record.operations[block.operations[0]]
-        elapsed = sum(
-            op.elapsed_s for op in map(record.operations.__getitem__, block.operations) if op.lead == op.index
-        )
+        ran = map(record.operations.__getitem__, block.operations)
+        elapsed = sum(op.elapsed_s for op in ran if op.lead == op.index)
         found = {
             "module" if block.children else "function": block.path if block.children else first.function,
             "in": "" if block.children else _module(record, block),

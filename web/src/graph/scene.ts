@@ -61,9 +61,9 @@ export interface Pill {
 }
 
 export class Scene {
-  readonly children: readonly (readonly number[])[];
+  readonly children: readonly number[][];
   /** Names of the parts that stay the same when the graph grows. */
-  readonly keys: readonly string[];
+  readonly keys: string[];
   entered = 0;
   boxes: readonly Box[] = [];
   drawn: readonly Drawn[] = [];
@@ -77,17 +77,26 @@ export class Scene {
   #boxOf = new Map<number, Box>();
   #byKey = new Map<string, number>();
 
-  constructor(readonly graph: NestedGraph) {
-    const children: number[][] = graph.parents.map(() => []);
-    graph.parents.forEach((parent, part) => {
-      if (parent !== NOTHING) children[parent]?.push(part);
-    });
-    this.children = children;
-    this.keys = graph.parents.map((_, part) => this.#key(part));
-    this.keys.forEach((key, part) => {
-      if (key !== "" && (part === 0 || graph.parents[part] !== NOTHING)) this.#byKey.set(key, part);
-    });
+  /** `groups` are the parts that have something inside, where not all of that is known yet. */
+  constructor(
+    readonly graph: NestedGraph,
+    readonly groups: ReadonlySet<number> = new Set(),
+  ) {
+    this.children = graph.parents.map(() => []);
+    this.keys = graph.parents.map(() => "");
+    this.know(graph.parents.keys());
     this.add(graph.groups);
+  }
+
+  /** Take in what the graph now says of some parts. */
+  know(parts: Iterable<number>): void {
+    const known = [...parts].filter((part) => part === 0 || this.parent(part) !== NOTHING);
+    for (const part of known) this.children[this.parent(part)]?.push(part);
+    for (const part of known) {
+      const key = this.#key(part);
+      this.keys[part] = key;
+      if (key !== "") this.#byKey.set(key, part);
+    }
   }
 
   /** Orders of groups that were not sent at first. */
@@ -104,7 +113,7 @@ export class Scene {
   }
 
   isGroup(part: number): boolean {
-    return (this.children[part]?.length ?? 0) > 0;
+    return (this.children[part]?.length ?? 0) > 0 || this.groups.has(part);
   }
 
   isOpen(part: number): boolean {

@@ -1,20 +1,23 @@
 /** What the trace view shows: the chosen trace, its graph, the chosen operation and its values. */
 
 import { untrack } from "svelte";
-import { Scene } from "../graph/scene";
+import { type Cell, nodeTable } from "../charts/keep";
+import type { Scene } from "../graph/scene";
 import { isFile } from "../offline";
 import { Resource } from "../resource.svelte";
 import type { Scope } from "../scope.svelte";
 import type {
-  GroupOrders,
   OperationLink,
   OperationList,
   OperationView,
+  PassGroups,
   PassNumbers,
   PassPicture,
   TraceList,
   ValueView,
 } from "../wire.gen";
+import { numbersOf } from "./fills";
+import { PassGraph } from "./passgraph";
 
 /** Which picture of a tensor, and which part of it; belongs to one operation. */
 export interface Look {
@@ -29,7 +32,7 @@ const NOTHING: Look = { picture: null, at: [], tile: 0 };
 export class Tracing {
   readonly list = new Resource<TraceList>(2000);
   readonly picture = new Resource<PassPicture>();
-  readonly groups = new Resource<GroupOrders>();
+  readonly groups = new Resource<PassGroups>();
   readonly numbers = new Resource<PassNumbers>();
   readonly operation = new Resource<OperationView>();
   readonly value = new Resource<ValueView>();
@@ -65,14 +68,16 @@ export class Tracing {
     return traces.find((entry) => entry.name === trace) ?? traces.at(-1) ?? null;
   });
 
-  readonly scene = $derived.by(() =>
-    this.picture.value === null ? null : new Scene(this.picture.value.graph),
+  readonly #graph = $derived.by(() =>
+    this.picture.value === null ? null : new PassGraph(this.picture.value),
   );
+
+  readonly scene = $derived.by<Scene | null>(() => this.#graph?.scene ?? null);
 
   /** The groups that are open, and the one that is looked at. */
   readonly open = $derived.by<ReadonlySet<number>>(() => {
     const { opened } = this.scope.selection;
-    if (opened === null) return new Set(this.picture.value?.graph.opened ?? []);
+    if (opened === null) return new Set(this.picture.value?.opened ?? []);
     return new Set(
       opened
         .split(".")
@@ -94,11 +99,6 @@ export class Tracing {
   /** The part of the graph that is marked. */
   readonly part = $derived.by(() => this.block ?? this.chosen?.part ?? null);
 
-  readonly #firsts = $derived.by(() => {
-    const picture = this.picture.value;
-    return new Map([...(picture?.parts ?? [])].map((part, at) => [part, picture?.operations[at] ?? 0]));
-  });
-
   readonly #address = $derived.by(() =>
     this.scope.selection.run === null ? null : `api/run/${encodeURIComponent(this.scope.selection.run)}`,
   );
@@ -115,6 +115,14 @@ export class Tracing {
     };
   });
 
+  table(): readonly (readonly Cell[])[] {
+    const { scene } = this;
+    const numbers = this.numbers.value;
+    return scene === null
+      ? []
+      : nodeTable(scene.graph, scene.keys, numbers?.name ?? "number", numbersOf(numbers));
+  }
+
   choose(trace: string): void {
     this.block = null;
     this.search = "";
@@ -130,7 +138,7 @@ export class Tracing {
 
   /** A part of the graph was clicked: nothing opens. */
   pick(part: number): void {
-    const first = this.#firsts.get(part);
+    const first = this.#graph?.first.get(part);
     if (first === undefined) {
       this.block = this.scene?.isGroup(part) ? part : null;
       this.scope.select({ op: null });
@@ -196,7 +204,7 @@ export class Tracing {
   #arrange(): void {
     const { scene, groups } = this;
     if (scene === null) return;
-    if (groups.value !== null) scene.add(groups.value.groups);
+    if (groups.value !== null) this.#graph?.add(groups.value);
     this.#missing = scene.arrange(this.within, this.open);
     untrack(() => {
       this.version += 1;

@@ -1,0 +1,211 @@
+"""The operations of a stored trace as columns: an Arrow file, of which an operation is put together when asked for."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple, overload
+
+import numpy as np
+import pyarrow as pa
+
+from layerscope.operations import Frame, Operation, Outline, Parent, Role
+from layerscope.records import Ids, Ints
+from layerscope.store.columns import Numbers, dtype_of, numbers, texts, values
+from layerscope.store.format import VERSION, check_version, damaged, replace_file
+
+_NUMBERS = {
+    "call": pa.int32(),
+    "site": pa.int64(),
+    "lead": pa.int32(),
+    "position": pa.int32(),
+    "size_bytes": pa.int64(),
+    "flops": pa.int64(),  # -1 where they are not known
+    "elapsed_s": pa.float64(),
+    "in_place": pa.uint8(),
+    "is_random": pa.uint8(),
+    "grad_mode": pa.uint8(),
+}
+_COMMON = pa.dictionary(pa.int32(), pa.string())  # few values that occur often: each stands once, as JSON
+_TUPLES = ("parent_arguments", "parameters", "buffers", "frames", "shape", "written")
+_TEXTS = ("role", "function", "arguments", "dtype", "device", "grad_fn", "autocast")
+_SCHEMA = pa.schema(
+    [
+        *_NUMBERS.items(),
+        *((name, _COMMON) for name in (*_TEXTS, *_TUPLES)),
+        ("parents", pa.list_(pa.int32())),
+    ],
+    {"format": "layerscope-operations", "version": str(VERSION)},
+)
+
+
+def write_operations(path: Path, operations: Sequence[Operation], frames: dict[Frame, int]) -> None:
+    """Write the operations of a pass; the lines of code they came through are added to `frames`, and numbered there."""
+
+    def frame_numbers(op: Operation) -> list[int]:
+        return [frames.setdefault(frame, len(frames)) for frame in op.frames]
+
+    rows = list(operations)
+    parents = [parent.operation for op in rows for parent in op.parents]
+    ends = np.cumsum([0, *(len(op.parents) for op in rows)], dtype=np.int32)
+    made: dict[str, Callable[[Operation], object]] = {
+        "parent_arguments": lambda op: [parent.argument for parent in op.parents],
+        "frames": frame_numbers,
+        "flops": lambda op: -1 if op.flops is None else op.flops,
+    }
+    columns: list[pa.Array] = []
+    for name in _SCHEMA.names[:-1]:
+        value = made.get(name)
+        found = [getattr(op, name) for op in rows] if value is None else [value(op) for op in rows]
+        columns.append(numbers(np.array(found, dtype_of(_NUMBERS[name]))) if name in _NUMBERS else _common(found))
+    columns.append(pa.ListArray.from_arrays(numbers(ends), numbers(np.array(parents, np.int32))))
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_file(sink, _SCHEMA) as file:
+        file.write_batch(pa.RecordBatch.from_arrays(columns, schema=_SCHEMA))
+    replace_file(path, sink.getvalue().to_pybytes())
+
+
+def _common(found: Iterable[object]) -> pa.DictionaryArray:
+    known: dict[str, int] = {}
+    at = [known.setdefault(json.dumps(value, ensure_ascii=False), len(known)) for value in found]
+    return pa.DictionaryArray.from_arrays(numbers(np.array(at, np.int32)), texts(list(known)))
+
+
+def read_operations(path: Path, frames: Sequence[Frame], paths: Sequence[str]) -> StoredOperations:
+    """The operations in a file; `paths` are those of the module calls."""
+    try:
+        with pa.memory_map(str(path)) as file:  # the mapping outlives the file's handle
+            content = file.read_buffer()
+        found = pa.ipc.open_file(content)
+        about = {key.decode(): value.decode() for key, value in (found.schema.metadata or {}).items()}
+        if about.get("format") != "layerscope-operations" or found.num_record_batches != 1:
+            raise damaged(path, "it holds no operations of a trace")
+        check_version(path, int(about["version"]) if about.get("version", "").isdigit() else None)
+        batch = found.get_batch(0)
+        batch.validate(full=True)
+        operations = StoredOperations(batch, frames, paths)
+    except (pa.ArrowException, OSError, KeyError, TypeError, ValueError, IndexError) as error:
+        raise damaged(path, " ".join(str(error).split())) from None
+    if not operations.is_sound():
+        raise damaged(path, "an operation refers to something that is not there")
+    return operations
+
+
+class _Common(NamedTuple):
+    """A column of few values that occur often."""
+
+    values: list[Any]  # Any: whatever the field holds
+    at: Ids
+
+    def all(self) -> list[Any]:
+        return list(map(self.values.__getitem__, self.at.tolist()))
+
+
+class StoredOperations(Sequence[Operation]):
+    """The operations of a stored trace. Tens of thousands as objects would take seconds and hundreds of megabytes."""
+
+    def __init__(self, batch: pa.RecordBatch, frames: Sequence[Frame], paths: Sequence[str]) -> None:
+        self._count: int = batch.num_rows
+        self._paths = paths
+        self._numbers: dict[str, Numbers] = {name: values(batch.column(name)) for name in _NUMBERS}
+        made: dict[str, Callable[[Any], object]] = dict.fromkeys(_TUPLES, tuple)
+        made |= {"role": Role, "frames": lambda places: tuple([frames[at] for at in places])}
+        self._common = {name: _read_common(batch, name, made.get(name)) for name in (*_TEXTS, *_TUPLES)}
+        parents = batch.column("parents")
+        self._ends: Ids = np.frombuffer(parents.buffers()[1], np.int32, self._count + 1, 4 * parents.offset)
+        self._parents: Ids = values(parents.values)
+
+    def is_sound(self) -> bool:
+        """Whether what operations refer to is there."""
+        calls, lead, count = self._numbers["call"], self._numbers["lead"], self._count
+        named = np.array([len(value) for value in self._common["parent_arguments"].values], np.int64)
+        given = named[self._common["parent_arguments"].at] if len(named) else np.zeros(0, np.int64)
+        return (
+            _within(calls, len(self._paths))
+            and _within(lead, count)
+            and _within(self._parents, count)
+            and bool(np.array_equal(given, np.diff(self._ends)))
+        )
+
+    def __len__(self) -> int:
+        return self._count
+
+    @overload
+    def __getitem__(self, index: int) -> Operation: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[Operation, ...]: ...
+    def __getitem__(self, index: int | slice) -> Operation | tuple[Operation, ...]:
+        if isinstance(index, slice):
+            return tuple([self[at] for at in range(*index.indices(self._count))])
+        at = range(self._count)[index]
+        fields = {name: column[at].item() for name, column in self._numbers.items()}
+        fields |= {name: column.values[column.at[at]] for name, column in self._common.items()}
+        fields["parents"] = self._parents[self._ends[at] : self._ends[at + 1]].tolist()
+        return _operation(at, fields)
+
+    def __iter__(self) -> Iterator[Operation]:
+        names = [*self._numbers, *self._common, "parents"]
+        columns = [column.tolist() for column in self._numbers.values()]
+        columns += [column.all() for column in self._common.values()]
+        for at, row in enumerate(zip(*columns, self.column("parents"), strict=True)):
+            yield _operation(at, dict(zip(names, row, strict=True)))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and tuple(self) == tuple(other)
+
+    def __repr__(self) -> str:
+        return repr(tuple(self))
+
+    def column(self, name: str) -> Sequence[Any]:  # Any: whatever the field holds
+        """One field of all operations; of `parents` the operations alone."""
+        if name == "parents":
+            flat, ends = self._parents.tolist(), self._ends.tolist()
+            return [flat[start:end] for start, end in pairwise(ends)]
+        if name == "flops":
+            return [None if flops < 0 else flops for flops in self._numbers[name].tolist()]
+        if name in ("in_place", "is_random", "grad_mode"):
+            return list(map(bool, self._numbers[name].tolist()))
+        return list(self._numbers[name].tolist()) if name in self._numbers else self._common[name].all()
+
+    def outlines(self) -> Iterator[Outline]:
+        """What layers are made from."""
+        arguments = self._common["arguments"]
+        items = [tuple(value.items()) for value in arguments.values]
+        columns = zip(
+            self.column("function"),
+            self.column("position"),
+            self.column("parameters"),
+            self.column("site"),
+            self.column("role"),
+            self.column("call"),
+            arguments.at.tolist(),
+            self.column("parents"),
+            strict=True,
+        )
+        for function, position, parameters, site, role, call, at, parents in columns:
+            given = site if role is Role.OPERATION else None
+            yield function, position, parameters, given, self._paths[call], items[at], tuple(parents)
+
+
+def _read_common(batch: pa.RecordBatch, name: str, made: Callable[[Any], object] | None) -> _Common:
+    """One column; of a field that an older version did not know, its usual value."""
+    if name not in batch.schema.names and name in Operation._field_defaults:
+        return _Common([Operation._field_defaults[name]], np.zeros(batch.num_rows, np.int32))
+    found = [json.loads(text) for text in batch.column(name).dictionary.to_pylist()]
+    return _Common(found if made is None else [made(value) for value in found], values(batch.column(name).indices))
+
+
+def _operation(index: int, fields: dict[str, Any]) -> Operation:  # Any: whatever the fields hold
+    arguments = fields.pop("parent_arguments")
+    fields["parents"] = tuple([Parent(*pair) for pair in zip(arguments, fields["parents"], strict=True)])
+    fields["arguments"] = dict(fields["arguments"])
+    fields["flops"] = None if fields["flops"] < 0 else fields["flops"]
+    for name in ("in_place", "is_random", "grad_mode"):
+        fields[name] = bool(fields[name])
+    return Operation(index=index, **fields)
+
+
+def _within(places: Ids | Ints, count: int) -> bool:
+    return len(places) == 0 or (int(places.min()) >= 0 and int(places.max()) < count)

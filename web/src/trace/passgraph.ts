@@ -1,0 +1,64 @@
+/** The graph of a trace as far as it was sent: modules at first, operations when the module around them is opened. */
+
+import { NOTHING } from "../graph/order";
+import { Scene } from "../graph/scene";
+import type { PassGroups, PassParts, PassPicture } from "../wire.gen";
+
+const HEIGHT = 38;
+const SENT = ["parents", "roles", "names", "details", "widths", "title_widths", "sites", "facts"] as const;
+
+export class PassGraph {
+  readonly scene: Scene;
+  /** The first operation of each part that is one. */
+  readonly first = new Map<number, number>();
+  readonly #columns;
+
+  constructor(picture: PassPicture) {
+    const all = <T>(value: T): T[] => new Array<T>(picture.count).fill(value);
+    this.#columns = {
+      parents: all(NOTHING),
+      roles: all(""),
+      names: all(""),
+      details: all(""),
+      widths: all(0),
+      title_widths: all(0),
+      sites: all(""),
+      facts: all(""),
+    };
+    this.#write(picture.modules);
+    this.#write(picture.inside.operations);
+    this.scene = new Scene(
+      {
+        ...this.#columns,
+        title: picture.title,
+        note: "",
+        heights: all(HEIGHT),
+        times: all(1),
+        opened: picture.opened,
+        groups: picture.inside.groups,
+      },
+      new Set(picture.modules.parts),
+    );
+  }
+
+  /** What came when groups were opened; to get it twice does no harm. */
+  add({ operations, groups }: PassGroups): void {
+    const unknown = operations.parts.filter((part) => !this.first.has(part));
+    this.#write(operations);
+    this.scene.know(unknown);
+    this.scene.add(groups);
+  }
+
+  #write(sent: PassParts): void {
+    for (const name of SENT) {
+      const column: (string | number)[] = this.#columns[name];
+      sent.parts.forEach((part, at) => {
+        column[part] = sent[name][at] ?? "";
+      });
+    }
+    sent.parts.forEach((part, at) => {
+      const operation = sent.operations[at] ?? NOTHING;
+      if (operation !== NOTHING) this.first.set(part, operation);
+    });
+  }
+}
