@@ -15,6 +15,13 @@ Ids = npt.NDArray[np.int32]
 Bytes = npt.NDArray[np.uint8]
 
 UPDATE_RATIO = "ratio"  # a further statistic of updates: ‖Δw‖/‖w‖
+STEP_TYPE = "step"  # of a step to which the user gave none
+SAMPLE_STATISTICS = ("mean", "mean_abs", "std", "abs_max")  # of the values of one sample
+BATCH_STATISTICS = tuple(
+    f"{over}_of_sample_{statistic}" for statistic in SAMPLE_STATISTICS for over in ("mean", "std", "abs_max")
+)
+SINGULAR_MAX = "singular_max"  # largest singular value of a matrix
+ONLY_ROLE = "tensor"  # the port of a named tensor without a role
 
 
 class Kind(str, Enum):
@@ -105,11 +112,22 @@ class Cost:
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """A whole tensor kept for one step."""
+    """A tensor, or the chosen samples of one, kept for one step."""
 
     step: int
     series: int
-    array: npt.NDArray[Any]  # any dtype numpy has: the store writes it as it is
+    samples: Ids  # their places in the batch; none where the tensor has no batch and the array is all of it
+    array: npt.NDArray[Any]  # the batch first, one row for each sample; of any type of number, as it is
+
+
+@dataclass(frozen=True, slots=True)
+class SampleStats:
+    """Statistics of the chosen samples of one tensor, where their values are not kept."""
+
+    step: int
+    series: int
+    samples: Ids
+    numbers: Floats  # one row for each sample, one column for each of SAMPLE_STATISTICS
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +138,22 @@ class Kpi:
     name: str
     value: float
     time_s: float  # since the epoch
+    type: str = STEP_TYPE  # of the step
+
+
+@dataclass(frozen=True, slots=True)
+class StepInfo:
+    """One recorded step in which tensors were named."""
+
+    step: int
+    type: str
+    iterations: int
+    batch: int  # samples in it, 0 if that is not known
+    graphs: tuple[int, ...]  # number of the dependency graph of iteration 0, 1, 2 …; -1 where nothing was named
+    samples: tuple[int, ...]  # the chosen ones, by their places in the batch
+    categories: tuple[str, ...]  # of each chosen sample, or none
+    losses: tuple[str, ...]  # whose gradients were taken, in order; "" for one without a name
+    reason: str  # why it was kept: "schedule", "keep_if", or the user's words
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +210,46 @@ class Graph:
     edges: tuple[Edge, ...] = ()
 
 
-Record = Summaries | Extras | Cost | Value | Kpi | Event | Graph
+class Part(str, Enum):
+    """What a named tensor is in the user's network."""
+
+    INPUT = "input"
+    TARGET = "target"
+    LOSS = "loss"
+    INTERMEDIATE = "intermediate"
+    PARAMETER = "parameter"
+
+
+@dataclass(frozen=True, slots=True)
+class NamedNode:
+    """A name in the dependency graph, with the tensors that go by it."""
+
+    name: str
+    part: Part
+    roles: tuple[tuple[str, tuple[int, ...]], ...]  # role and shape; the role of a single tensor is ""
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """One named tensor was computed from another."""
+
+    source: str
+    source_role: str
+    back: int  # how many iterations before the target's the source was recorded
+    target: str
+    target_role: str
+
+
+@dataclass(frozen=True, slots=True)
+class Dependencies:
+    """What was named in one iteration, and what it depends on: equal ones have one number."""
+
+    number: int
+    nodes: tuple[NamedNode, ...]
+    links: tuple[Link, ...]
+
+
+Record = Summaries | Extras | Cost | Value | SampleStats | StepInfo | Kpi | Event | Graph
 
 
 class Sink(Protocol):
@@ -188,6 +261,10 @@ class Sink(Protocol):
         """Number of the series, the same for equal series for the life of the run."""
         ...
 
+    def dependencies_id(self, nodes: tuple[NamedNode, ...], links: tuple[Link, ...]) -> int:
+        """Number of a dependency graph, the same for equal graphs for the life of the run."""
+        ...
+
     def put(self, record: Record) -> None:
         """Take over one record."""
         ...
@@ -195,3 +272,25 @@ class Sink(Protocol):
     def close(self) -> None:
         """Write what was taken, then stop."""
         ...
+
+
+def named_site(name: str, iteration: int) -> str:
+    """Site of a tensor named in an iteration, which is numbered as the calls of a module are; 0 is before the first."""
+    return name if iteration == 1 else f"{name}#{iteration}"
+
+
+def split_site(site: str) -> tuple[str, int]:
+    """Name and iteration of the site of a named tensor."""
+    name, mark, iteration = site.rpartition("#")
+    return (name, int(iteration)) if mark and iteration.isdigit() else (site, 1)
+
+
+def gradient_port(role: str, loss: str) -> str:
+    """Port of the gradient of a named tensor; losses that were given a name have gradients of their own."""
+    return f"{role or ONLY_ROLE}@{loss}" if loss else role or ONLY_ROLE
+
+
+def split_port(port: str) -> tuple[str, str]:
+    """Role and loss of the port of a named tensor."""
+    role, _, loss = port.partition("@")
+    return ("" if role == ONLY_ROLE else role), loss

@@ -137,10 +137,10 @@ def test_a_kpi_that_a_step_lacked_is_null_and_one_that_was_nan_is_nan(tmp_path: 
 
 def test_kpis_are_one_row_per_step(watched: Watched) -> None:
     kpis = watched.run.kpis()
-    assert kpis.columns == ["step", "time_s", "loss", "lr"]
+    assert kpis.columns == ["step", "time_s", "type", "loss", "lr"]
     assert kpis["step"] == list(range(STEPS))
     assert kpis["lr"][:2] == [None, 0.05]
-    assert watched.run.kpis("loss").columns == ["step", "time_s", "loss"]
+    assert watched.run.kpis("loss").columns == ["step", "time_s", "type", "loss"]
 
 
 def test_sql_sees_the_views_and_nothing_else(watched: Watched, tmp_path: Path) -> None:

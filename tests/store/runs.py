@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import os
 import subprocess
 import sys
@@ -14,12 +15,33 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from layerscope.records import Cost, Extras, Floats, Kind, Kpi, Mode, Reading, Series, Summaries
+from layerscope.records import (
+    SAMPLE_STATISTICS,
+    Cost,
+    Extras,
+    Floats,
+    Ids,
+    Kind,
+    Kpi,
+    Link,
+    Mode,
+    NamedNode,
+    Part,
+    Reading,
+    SampleStats,
+    Series,
+    StepInfo,
+    Summaries,
+    Value,
+)
 from layerscope.stats import spec
 from layerscope.store.reader import Reader
+from layerscope.store.tensors import arrays_of, numbers_of
 from layerscope.store.writer import FolderSink
 
 ROOT = Path(__file__).parents[2]
+NO_SAMPLES: Ids = np.zeros(0, np.int32)
+NAMED = 4  # tensors that a step of `put_named` names
 
 
 def series_at(place: int) -> Series:
@@ -86,6 +108,55 @@ def put_steps(sink: FolderSink, steps: Sequence[int], width: int = 3, salt: floa
     return ids
 
 
+def array_at(step: int, place: int) -> npt.NDArray[np.float32]:
+    """The value kept of a named tensor, two samples of it."""
+    return (np.arange(2 * (1 + step % 5), dtype=np.float32) + step * 100 + place).reshape(2, -1)
+
+
+def graph_at(step: int) -> tuple[tuple[NamedNode, ...], tuple[Link, ...]]:
+    """The dependency graph of a step; there are seven different ones."""
+    nodes = tuple(NamedNode(f"n{place}", Part.INTERMEDIATE, (("", (2, step % 7)),)) for place in range(NAMED))
+    return nodes, tuple(Link(f"n{place}", "", 0, f"n{place + 1}", "") for place in range(NAMED - 1))
+
+
+def named_series(place: int) -> Series:
+    """The series of a named tensor."""
+    return Series(f"n{place}", "tensor", Kind.TENSOR, Mode.TRAIN, Reading.FORWARD, "float32", (place, 0))
+
+
+def put_named(sink: FolderSink, steps: Sequence[int]) -> None:
+    """Puts some steps with kept values, statistics of samples and a dependency graph."""
+    series = [
+        Series(f"n{k}", "tensor", Kind.TENSOR, Mode.TRAIN, Reading.FORWARD, "float32", (k, 0)) for k in range(NAMED)
+    ]
+    ids, samples = [sink.series_id(one) for one in series], np.array([1, 4], np.int32)
+    for step in steps:
+        for place, number in enumerate(ids):
+            sink.put(Value(step, number, samples, array_at(step, place)))
+            sink.put(SampleStats(step, number, samples, np.full((2, len(SAMPLE_STATISTICS)), step + place / 8)))
+        graphs = (-1, sink.dependencies_id(*graph_at(step)))
+        sink.put(StepInfo(step, "even" if step % 2 == 0 else "odd", 1, 8, graphs, (1, 4), (), ("",), "schedule"))
+
+
+def check_named(reader: Reader) -> set[tuple[int, int]]:
+    """Checks that of every step whose row is there all else is there and right; gives their sessions and steps."""
+    steps = reader.steps(history=True).to_pylist()
+    values, stats = reader.values(history=True), reader.sample_stats(history=True)
+    graphs = {graph.number: (graph.nodes, graph.links) for graph in reader.dependencies()}
+    place = {row["series"]: int(row["site"][1:]) for row in reader.series().to_pylist() if row["site"][0] == "n"}
+    kept = dict(zip(keys_of(values), arrays_of(values), strict=True))
+    for (_, _, step, series), array in kept.items():
+        np.testing.assert_array_equal(array, array_at(step, place[series]))
+    for (_, _, step, series), found in zip(keys_of(stats), numbers_of(stats), strict=True):
+        assert (found == step + place[series] / 8).all()
+    assert len(kept) == values.num_rows
+    for row in steps:
+        for number in place:
+            assert (row["rank"], row["session"], row["step"], number) in kept
+        assert graphs[json.loads(row["graphs"])[1]] == graph_at(row["step"])
+    return {(row["session"], row["step"]) for row in steps}
+
+
 def keys_of(table: pa.Table) -> list[tuple[int, int, int, int]]:
     """Rank, session, step and series of every row."""
     columns = (table.column(name).to_pylist() for name in ("rank", "session", "step", "series"))
@@ -113,7 +184,7 @@ def check_numbers(reader: Reader) -> list[tuple[int, int, int, int]]:
     for row in reader.costs(history=True).to_pylist():
         assert Cost(**{name: row[name] for name in Cost.__slots__}) == cost_at(row["step"])
     for row in reader.series().to_pylist():
-        assert row["site"] == f"layer.{row['shape'][0]}"
+        assert row["site"] in (f"layer.{row['shape'][0]}", f"n{row['shape'][0]}")
     return keys
 
 

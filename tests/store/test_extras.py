@@ -17,7 +17,7 @@ from layerscope.store.folder import create
 from layerscope.store.format import read_live
 from layerscope.store.reader import UNKNOWN_EXTRAS, Reader
 from layerscope.store.writer import FolderSink
-from tests.store.runs import check_numbers, cost_at, extras, put_steps, series_at, value_at
+from tests.store.runs import NO_SAMPLES, check_numbers, cost_at, extras, put_steps, series_at, value_at
 
 
 @pytest.fixture(params=["segments", "parts", "both"])
@@ -69,7 +69,7 @@ def test_the_last_step_is_known_without_reading_rows_of_a_part(run: Path, monkey
         Extras(7, np.array([0], np.int32), ("own",), np.array([1.0])),
         Kpi(7, "loss", 1.0, 1.0),
         Event(7, "note", "the last", 1.0),
-        Value(7, 0, np.zeros(2)),
+        Value(7, 0, NO_SAMPLES, np.zeros(2)),
         cost_at(7),
     ],
     ids=lambda record: type(record).__name__,

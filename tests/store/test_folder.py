@@ -18,9 +18,9 @@ from layerscope.store.compact import compact
 from layerscope.store.folder import create
 from layerscope.store.format import read_manifest
 from layerscope.store.reader import Reader
-from layerscope.store.values import values_names
+from layerscope.store.tensors import arrays_of
 from layerscope.store.writer import FolderSink
-from tests.store.runs import check_numbers, keys_of, put_steps, series_at, start
+from tests.store.runs import NO_SAMPLES, check_numbers, keys_of, put_steps, series_at, start
 
 
 def made(folder: Path, *, resume: bool = False) -> Path:
@@ -142,7 +142,7 @@ def test_columns_tables_and_keys_of_a_later_writer_are_ignored_and_missing_ones_
     with pa.ipc.new_stream(folder / "segments/kpis/r0-s1-000001.arrow", schema) as stream:
         stream.write_batch(pa.record_batch([[1], ["loss"], [3]], schema=schema))
     (folder / "segments" / "extra").mkdir()
-    row = {"rank": 0, "session": 1, "step": 1, "name": "loss", "value": None, "time_s": None}
+    row = {"rank": 0, "session": 1, "step": 1, "name": "loss", "value": None, "time_s": None, "type": "step"}
     assert Reader(folder).kpis().to_pylist() == [row]
 
 
@@ -201,7 +201,7 @@ def rich_run(tmp_path: Path) -> Path:
     for session in range(3):
         sink = FolderSink(create(folder, resume=True), compact=session == 0)
         ids = put_steps(sink, range(session * 10, session * 10 + 8), width=5)
-        sink.put(Value(session, ids[0], series_values()))
+        sink.put(Value(session, ids[0], NO_SAMPLES, series_values()))
         sink.flush()
         put_steps(sink, range(session * 10 + 8, session * 10 + 10), width=5)
         sink.close()
@@ -219,9 +219,8 @@ def read_all(folder: Path) -> set[tuple[int, int, int, int]]:
     reader.revision()
     reader.events()
     reader.graph()
-    for step in {name.step for name in values_names(folder)}:
-        for kept in reader.values(step):
-            assert kept.array.tolist() == series_values().tolist()
+    for array in arrays_of(reader.values()):
+        assert array.tolist() == series_values().tolist()
     return set(check_numbers(reader))
 
 

@@ -15,7 +15,7 @@ from layerscope.store.folder import create
 from layerscope.store.format import TABLES
 from layerscope.store.reader import Reader
 from layerscope.store.writer import FolderSink
-from tests.store.runs import check_numbers, put_steps, start
+from tests.store.runs import check_named, check_numbers, put_named, put_steps, start
 
 ENDLESS = 10**9
 FOLDERS, KILLS = 5, 10  # fifty kills; a folder is continued after each
@@ -50,19 +50,21 @@ def test_a_writer_killed_at_random_moments_keeps_every_flushed_row(tmp_path: Pat
         for step, width in widths.items():
             assert sum(key[1:3] == (session, step) for key in keys) == width
         assert {key[3] for key in keys} <= set(reader.series()["series"].to_pylist())
+        assert safe <= check_named(reader)
         assert set(reader.problems.values()) == {0}
         first = steps[-1] + 1
         if chance.random() < 0.3:
             compact(folder)
-    before = check_numbers(Reader(folder))
+    before = check_numbers(Reader(folder)), check_named(Reader(folder))
     compact(folder)
-    assert check_numbers(Reader(folder)) == before
+    assert (check_numbers(Reader(folder)), check_named(Reader(folder))) == before
 
 
 def a_run_with_parts_and_segments(folder: Path) -> list[tuple[int, int, int, int]]:
     for session in range(3):
         sink = FolderSink(create(folder, resume=True), compact=session == 0)
         put_steps(sink, range(10 * session, 10 * session + 5 + session))
+        put_named(sink, range(10 * session, 10 * session + 5 + session))
         sink.close()
     return check_numbers(Reader(folder))
 
@@ -82,6 +84,7 @@ def test_a_compaction_killed_before_any_of_its_acts_loses_and_doubles_nothing(tm
         assert check_numbers(Reader(folder)) == before
         assert compact(folder).done
         assert check_numbers(open_reader) == check_numbers(Reader(folder)) == before
+        assert len(check_named(open_reader)) == 18
         listed = {entry.file for table in TABLES for entry in Reader(folder)._catalogue.live().of(table)}
         assert {path.name for path in (folder / "tables").rglob("*") if path.is_file()} <= listed
         assert not list((folder / "segments").rglob("*.arrow"))
@@ -107,6 +110,7 @@ def test_a_reader_beside_a_writer_and_a_compactor_sees_every_row_once(tmp_path: 
         reader = Reader(folder)
         try:
             for line in writer.stdout:
+                check_named(reader)
                 steps = {key[2] for key in check_numbers(reader)}
                 assert steps >= set(range(1, safe + 1))
                 assert steps == set(range(1, max(steps) + 1))

@@ -22,11 +22,22 @@ from layerscope.store.folder import create
 from layerscope.store.format import TABLES
 from layerscope.store.reader import Reader
 from layerscope.store.writer import FolderSink
-from tests.store.runs import check_numbers, close_quietly, cost_at, extras, put_steps, series_at, start, summaries
+from tests.store.runs import (
+    NO_SAMPLES,
+    check_numbers,
+    close_quietly,
+    cost_at,
+    extras,
+    put_steps,
+    start,
+    summaries,
+)
+
+NONE: dict[str, list[int]] = {queue: [] for queue in DROPPED_FIRST}
 
 
 def value(step: int, kib: int = 1) -> Value:
-    return Value(step, 0, np.zeros(kib * 128))
+    return Value(step, 0, NO_SAMPLES, np.zeros(kib * 128))
 
 
 def test_what_was_put_is_read_back_after_a_flush(tmp_path: Path) -> None:
@@ -102,22 +113,22 @@ def test_the_backlog_drops_values_then_bits_then_extras_then_moments_and_never_k
     backlog.add(("kpis",), kpi)
     backlog.add(("costs",), cost)
     backlog.add(("extras",), own)
-    backlog.add(("values",), Value(0, 0, np.zeros(moments // 8)))
+    backlog.add(("values",), Value(0, 0, NO_SAMPLES, np.zeros(moments // 8 - 25)))
     backlog.add(("moments", "bits"), summaries(1, range(50)))
-    assert steps_waiting(backlog) == {"values": [0], "bits": [1], "extras": [0], "moments": [1]}
+    assert steps_waiting(backlog) == {**NONE, "values": [0], "bits": [1], "extras": [0], "moments": [1]}
     backlog.add(("moments", "bits"), summaries(2, range(50)))
-    assert steps_waiting(backlog) == {"values": [], "bits": [1, 2], "extras": [0], "moments": [1, 2]}
+    assert steps_waiting(backlog) == {**NONE, "bits": [1, 2], "extras": [0], "moments": [1, 2]}
     backlog.add(("moments", "bits"), summaries(3, range(50)))
-    assert steps_waiting(backlog) == {"values": [], "bits": [3], "extras": [0], "moments": [1, 2, 3]}
+    assert steps_waiting(backlog) == {**NONE, "bits": [3], "extras": [0], "moments": [1, 2, 3]}
     backlog.add(("moments", "bits"), summaries(4, range(50)))
-    assert steps_waiting(backlog) == {"values": [], "bits": [], "extras": [], "moments": [2, 3, 4]}
+    assert steps_waiting(backlog) == {**NONE, "bits": [], "extras": [], "moments": [2, 3, 4]}
     left = backlog.take(0).items
     assert (left["kpis"], left["costs"]) == ([kpi], [cost])
-    assert backlog.dropped == {"values": 1, "bits": 200, "extras": 4, "moments": 50}
+    assert backlog.dropped == {"values": 1, "sample_stats": 0, "bits": 200, "extras": 4, "moments": 50}
 
 
 def test_the_oldest_of_a_table_is_dropped_first() -> None:
-    backlog = Backlog(3000)
+    backlog = Backlog(2 * size_of("values", value(0)))
     for step in range(5):
         backlog.add(("values",), value(step))
     kept = backlog.take(10**9)
@@ -134,31 +145,13 @@ def test_kpis_costs_and_events_are_kept_however_full_the_queue_is(tmp_path: Path
     reader = Reader(tmp_path / "run")
     assert reader.kpis().num_rows == reader.costs().num_rows == 20
     assert reader.moments().num_rows == reader.extras().num_rows == 0
-    assert sink.dropped == {"values": 1, "bits": 60, "extras": 80, "moments": 60}
+    assert sink.dropped == {"values": 1, "sample_stats": 0, "bits": 60, "extras": 80, "moments": 60}
     events = reader.events().to_pylist()
     assert "kept" in [event["text"] for event in events]
     told = " ".join(event["text"] for event in events if event["level"] == "drop")
     assert "rows of moments (steps 0 to" in told
     mark = json.loads((tmp_path / "run/sessions/r0-s1.json").read_bytes())
     assert mark["drops"] == sink.dropped
-
-
-def test_values_come_back_as_they_were_with_the_series_beside_them(tmp_path: Path) -> None:
-    sink = FolderSink(create(tmp_path / "run"))
-    arrays = [np.arange(6, dtype=np.float16).reshape(2, 3), np.array([[True], [False]]), np.zeros((0, 4), np.int8)]
-    for place, array in enumerate(arrays):
-        sink.put(Value(7, sink.series_id(series_at(place)), array))
-    sink.put(Value(7, 0, np.ones(2)))  # a second one of the same series and step
-    sink.put(Value(8, 0, np.zeros(2, np.complex128)))  # safetensors has no such type
-    sink.close()
-    reader = Reader(tmp_path / "run")
-    assert reader.values(8) == []
-    kept = reader.values(7)
-    assert [one.series for one in kept] == [0, 1, 2, 0]
-    for one, array in zip(kept, [*arrays, np.ones(2)], strict=True):
-        assert one.array.dtype == array.dtype
-        np.testing.assert_array_equal(one.array, array)
-    assert "complex128" in reader.events()["text"][0].as_py()
 
 
 def test_a_forked_child_writes_nothing_and_closes_nothing(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import sys
 from layerscope.store import segments
 from layerscope.store.folder import create
 from layerscope.store.writer import FolderSink
-from tests.store.runs import put_steps
+from tests.store.runs import put_named, put_steps
 
 
 def main(folder: str, first: int, roll_bytes: int, last: int) -> None:
@@ -16,6 +16,7 @@ def main(folder: str, first: int, roll_bytes: int, last: int) -> None:
     sink = FolderSink(create(folder, resume=True), compact=False)
     for step in range(first, last + 1):
         put_steps(sink, [step], width=20 + (step - first) % 40)
+        put_named(sink, [step])
         if step % 3 and sink.flush():
             sys.stdout.write(f"{step}\n")
             sys.stdout.flush()

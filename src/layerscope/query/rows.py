@@ -13,6 +13,7 @@ from layerscope.records import Floats, Ids, Ints
 from layerscope.stats import derive, spec
 from layerscope.store.order import key_columns, places
 from layerscope.store.reader import KEYS, encoded
+from layerscope.store.tensors import arrays_of
 from layerscope.store.wanted import Flags
 
 #: What tells one history from another, in the order of the columns of every table.
@@ -111,6 +112,18 @@ def assembled(rows: pa.Table, identity: pa.Table, columns: dict[str, pa.Array]) 
     return pa.table({"step": rows.column("step"), **described, **columns})
 
 
+def kept(values: pa.Table) -> dict[str, pa.Array]:
+    """Samples, shape and numbers of rows of kept values."""
+    arrays = [a.view(a.real.dtype).reshape(*a.shape, 2) if a.dtype.kind == "c" else a for a in arrays_of(values)]
+    offsets = np.cumsum([0, *(array.size for array in arrays)])
+    flat = np.concatenate([np.zeros(0), *(array.ravel().astype(np.float64) for array in arrays)])
+    return {
+        "samples": values.column("samples"),
+        "shape": pa.array([array.shape for array in arrays], pa.list_(pa.int64())),
+        "value": pa.LargeListArray.from_arrays(pa.array(offsets), pa.array(flat)),
+    }
+
+
 def lists(matrix: Floats) -> pa.Array:
     """A list column whose rows are the rows of a matrix."""
     offsets = np.arange(0, matrix.size + 1, matrix.shape[1], dtype=np.int64)
@@ -172,7 +185,7 @@ def _axis(smallest: Floats, largest: Floats, bins: int) -> Floats:
 
 
 def wide(long: pa.Table, names: list[str]) -> pa.Table:
-    """One row per step and one column per KPI, from one row per step and KPI; the last value of a step counts.
+    """One row per step, its time, its type and one column per KPI, from one row per step and KPI; the last counts.
 
     A KPI that a step did not have is null; one that was NaN is NaN.
     """
@@ -181,6 +194,9 @@ def wide(long: pa.Table, names: list[str]) -> pa.Table:
     kept = np.isin(of, names)
     axis = np.unique(steps[kept])
     columns = {"step": pa.array(axis), "time_s": _pivoted(axis, steps[kept], times[kept])}
+    last = np.zeros(len(axis), np.int64)
+    last[np.searchsorted(axis, steps[kept])] = np.flatnonzero(kept)
+    columns["type"] = long.column("type").take(pa.array(last))
     columns |= {name: _pivoted(axis, steps[of == name], values[of == name]) for name in names}
     return pa.table(columns)
 

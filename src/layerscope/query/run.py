@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 
 from layerscope.errors import SelectError
 from layerscope.query import rows, sql
+from layerscope.query.opened import OpenedRun
 from layerscope.query.table import Table
-from layerscope.records import Floats, Graph, Ints
+from layerscope.records import Floats, Ints
 from layerscope.select import Patterns, matching
 from layerscope.stats import derive
-from layerscope.store.reader import Reader
 from layerscope.store.wanted import Steps
 
 
@@ -32,6 +31,13 @@ class History:
         """One built-in statistic over the steps."""
         return derive.statistic(name, self.moments.__getitem__)
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes in memory."""
+        bits = self.bits
+        buckets = bits.row.nbytes + bits.low.nbytes + bits.high.nbytes + bits.counts.nbytes + bits.exponent.nbytes
+        return buckets + self.steps.nbytes + sum(moment.nbytes for moment in self.moments.values())
+
     def curve(self, name: str) -> tuple[Ints, Floats]:
         """Steps and values of one statistic; one of the user's own may be missing at some steps, or at all."""
         if name in derive.STATS:
@@ -39,36 +45,11 @@ class History:
         return self.own.get(name, (self.steps[:0], np.zeros(0)))
 
 
-class Run:
-    """A recorded run: `stats()`, `quantiles()`, `histograms()`, `exponents()`, `kpis()`, `events()`, `cost()`, `sql()`.
+class Run(OpenedRun):
+    """A recorded run, as tables: `stats()`, `histograms()`, `values()`, `kpis()`, `steps()`, `events()`, `sql()`.
 
     It may still be growing: every call reads what has been written by then.
     """
-
-    def __init__(self, path: str | Path) -> None:
-        self._reader = Reader(Path(path))
-        self.path = self._reader.folder
-        self.name = self.path.resolve().name
-
-    @property
-    def reader(self) -> Reader:
-        """The tables as they are stored, for what needs many rows at once."""
-        return self._reader
-
-    @property
-    def revision(self) -> object:
-        """A token that changes when rows were added."""
-        return self._reader.revision()
-
-    @property
-    def problems(self) -> list[str]:
-        """What could not be read, one sentence each; empty for a sound run."""
-        return [f"{count} {what} were left out." for what, count in self._reader.problems.items() if count]
-
-    @property
-    def last_step(self) -> int | None:
-        """The last step of which anything was recorded, None if there is none; quick, however long the run is."""
-        return self._reader.last_step
 
     @property
     def own_statistics(self) -> tuple[str, ...]:
@@ -79,18 +60,6 @@ class Run:
     def statistics(self) -> tuple[str, ...]:
         """The names of all statistics of the run: the built-in ones, then the user's own."""
         return *derive.STATS, *self.own_statistics
-
-    def status(self) -> str:
-        """`"running"`, `"finished"`, or `"stopped"` when the training ended without closing the run."""
-        return self._reader.status()
-
-    def graph(self) -> Graph | None:
-        """The watched model's modules, the calls of them that were seen, and how data flowed between these."""
-        return self._reader.graph()
-
-    def series(self) -> Table:
-        """Every history in the run, in the order of first appearance."""
-        return Table(self._reader.series())
 
     def stats(
         self,
@@ -178,27 +147,21 @@ class Run:
         columns = {"exponent": pa.array(present[column]), "count": pa.array(counts[row, column])}
         return Table(rows.assembled(read.take(pa.array(row)), identity.take(pa.array(row)), columns))
 
-    def kpis(self, names: Patterns = "*") -> Table:
-        """The training loop's own numbers: one row per step, one column per KPI."""
-        long = self._reader.kpis()
-        found = list(dict.fromkeys(long.column("name").to_pylist()))
-        return Table(rows.wide(long, matching(names, found, "KPI")))
+    def values(
+        self, sites: Patterns = "*", *, kind: Patterns = None, mode: Patterns = None, steps: Steps = None
+    ) -> Table:
+        """Kept values, one row per series and step: `samples`, `shape` and `value`, all numbers of it in one list.
 
-    def events(self) -> Table:
-        """Notes, warnings and drops, in the order in which they happened."""
-        return Table(self._reader.events())
-
-    def cost(self) -> Table:
-        """What recording took of each recorded step: seconds, their share of the step, tensors and bytes."""
-        table = self._reader.costs()
-        whole, part = rows.floats(table, "step_s"), rows.floats(table, "recording_s")
-        share = pa.array(np.divide(part, whole, where=whole > 0, out=np.zeros(len(whole))), mask=~(whole > 0))
-        columns = ("step", "step_s", "recording_s", "summaries", "bytes", "rank")
-        return Table(table.select(columns).add_column(3, "share", share))
+        The first axis of the shape is that of the samples, if there are any. A complex number is two, its real part
+        and its imaginary one; the shape then ends with a 2.
+        """
+        chosen = self._chosen(sites, kind, mode)
+        read, identity, _ = rows.named(self._reader.values(rows.numbers(chosen), steps), chosen)
+        return Table(rows.assembled(read, identity, rows.kept(read)))
 
     def sql(self, query: str) -> Table:
-        """The answer to an SQL query over the views `stats`, `exponents`, `series`, `kpis`, `events` and `costs`."""
-        views = {name: getattr(self, name) for name in ("stats", "exponents", "series", "kpis", "events")}
+        """The answer to an SQL query over `stats`, `exponents`, `series`, `steps`, `kpis`, `events` and `costs`."""
+        views = {name: getattr(self, name) for name in ("stats", "exponents", "series", "steps", "kpis", "events")}
         return Table(sql.answer(query, {**views, "costs": self.cost}))
 
     def history(self, series: int, rank: int = 0) -> History:

@@ -7,14 +7,28 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from layerscope.records import Extras, Graph, Record, Summaries, Value
+from layerscope.records import Dependencies, Extras, Graph, Record, SampleStats, StepInfo, Summaries, Value
 from layerscope.store.batches import NumberedSeries
 
-Item = Record | NumberedSeries
+Item = Record | NumberedSeries | Dependencies
 
+DROPPED_FIRST = ("values", "sample_stats", "bits", "extras", "moments")  # the others are never dropped
+STEPS = "steps"  # a step is written when all that was kept of it has been
 #: In the order of writing.
-QUEUES = ("series", "graph", "events", "kpis", "costs", "moments", "extras", "bits", "values")
-DROPPED_FIRST = ("values", "bits", "extras", "moments")  # the others are never dropped
+QUEUES = (
+    "series",
+    "dependencies",
+    "graph",
+    "events",
+    "kpis",
+    "costs",
+    "moments",
+    "extras",
+    "bits",
+    "sample_stats",
+    "values",
+    STEPS,
+)
 _SMALL_BYTES = 200  # about what a row of the small tables takes
 _NAME_BYTES = 64  # a short text and the reference to it; rows may share their texts, or not
 
@@ -30,7 +44,12 @@ def size_of(queue: str, item: Item) -> int:
         return item.series.nbytes + item.values.nbytes + _NAME_BYTES * len(item.names)
     if isinstance(item, Graph):
         return _SMALL_BYTES * (1 + len(item.modules) + len(item.calls) + len(item.edges))
-    return item.array.nbytes if isinstance(item, Value) else _SMALL_BYTES
+    if isinstance(item, Dependencies):
+        return _SMALL_BYTES * (1 + len(item.nodes) + len(item.links))
+    if isinstance(item, Value | SampleStats):
+        array = item.array if isinstance(item, Value) else item.numbers
+        return _SMALL_BYTES + array.nbytes + item.samples.nbytes
+    return _SMALL_BYTES
 
 
 def rows_of(item: Item) -> int:
@@ -105,7 +124,7 @@ class Backlog:
         self._gone += 1
 
     def _count(self, queue: str, item: Item) -> None:
-        assert isinstance(item, Summaries | Extras | Value)
+        assert isinstance(item, Summaries | Extras | Value | SampleStats)
         rows = rows_of(item)
         self.dropped[queue] += rows
         self._unreported.setdefault(queue, Drops()).add(rows, item.step)
@@ -118,10 +137,22 @@ class Backlog:
             room = limit_bytes
             for queue in QUEUES:
                 waiting, taken = self._queues[queue], load.items.setdefault(queue, [])
-                while waiting and (room > 0 or queue not in DROPPED_FIRST):
+                while waiting and (room > 0 or queue not in DROPPED_FIRST) and self._is_due(queue):
                     taken.append(waiting.popleft())
                     room -= size_of(queue, taken[-1])
             return load
+
+    def _is_due(self, queue: str) -> bool:
+        """Whether the next item may be written: a step only when nothing of it or of an earlier one still waits."""
+        if queue != STEPS:
+            return True
+        step = self._step(STEPS)
+        return all(self._step(other) > step for other in DROPPED_FIRST if self._queues[other])
+
+    def _step(self, queue: str) -> int:
+        item = self._queues[queue][0]
+        assert isinstance(item, Summaries | Extras | Value | SampleStats | StepInfo)
+        return item.step
 
     def settle(self, queue: str, items: Sequence[Item]) -> None:
         """Forgets items that are written, or given up."""

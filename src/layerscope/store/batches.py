@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeVar
@@ -10,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from layerscope.records import Cost, Event, Extras, Ints, Kpi, Series, Summaries
+from layerscope.records import Cost, Event, Extras, Ints, Kpi, Series, StepInfo, Summaries
 from layerscope.stats import spec
 from layerscope.store.columns import binary, dtype_of, flags, lists, numbers, texts
 from layerscope.store.format import SEGMENT_SCHEMA
@@ -27,7 +28,7 @@ class NumberedSeries:
 
 
 def series_row(series: Series) -> dict[str, object]:
-    """A series as it stands in the series table and in the metadata of values, but for its number."""
+    """A series as it stands in the series table, but for its number."""
     return {
         "site": series.site,
         "port": series.port,
@@ -51,12 +52,14 @@ def series_batch(rows: Sequence[NumberedSeries]) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(columns, schema=SEGMENT_SCHEMA["series"])
 
 
-def records_batch(table: str, rows: Sequence[Kpi | Event | Cost]) -> pa.RecordBatch:
-    """Rows of a table whose columns are the fields of its records."""
+def records_batch(table: str, rows: Sequence[Kpi | Event | Cost | StepInfo]) -> pa.RecordBatch:
+    """Rows of a table whose columns are the fields of its records; lists become JSON."""
     schema = SEGMENT_SCHEMA[table]
     fields = [[getattr(row, name) for row in rows] for name in schema.names]
     columns = [
-        texts(field) if kind == pa.string() else numbers(np.array(field, dtype_of(kind)))
+        texts([json.dumps(value) if isinstance(value, tuple) else value for value in field])
+        if kind == pa.string()
+        else numbers(np.array(field, dtype_of(kind)))
         for field, kind in zip(fields, schema.types, strict=True)
     ]
     return pa.RecordBatch.from_arrays(columns, schema=schema)

@@ -61,6 +61,13 @@ def binary(offsets: Ints, content: Bytes) -> pa.Array:
     return pa.Array.from_buffers(pa.binary(), len(offsets) - 1, buffers)
 
 
+def large_binary(offsets: Ints, content: bytes) -> pa.Array:
+    """The same with offsets that hold any size."""
+    return pa.Array.from_buffers(
+        pa.large_binary(), len(offsets) - 1, [None, pa.py_buffer(offsets), pa.py_buffer(content)]
+    )
+
+
 def values(column: pa.Array | pa.ChunkedArray) -> Numbers:
     """A numpy array of a column of numbers, on its own memory if that is in one piece. Nulls are not looked at."""
     chunks = column.chunks if isinstance(column, pa.ChunkedArray) else [column]
@@ -75,6 +82,12 @@ def valid(column: pa.ChunkedArray) -> Flags:
     """Which values of a column are not null."""
     pieces = [np.ones(0, np.bool_), *(_valid_piece(chunk) for chunk in column.chunks)]
     return np.concatenate(pieces)
+
+
+def lengths(column: pa.Array) -> Ints:
+    """Bytes of every row of a column of large binaries."""
+    bounds: Ints = np.frombuffer(column.buffers()[1], np.int64, len(column) + 1, column.offset * 8)
+    return bounds[1:] - bounds[:-1]
 
 
 def _valid_piece(chunk: pa.Array) -> Flags:

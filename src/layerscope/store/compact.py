@@ -12,9 +12,11 @@ import numpy as np
 import pyarrow as pa
 
 from layerscope.errors import StoreError
+from layerscope.records import Ids, Ints
 from layerscope.store.format import (
     BY_SERIES,
     COMPACT_LOCK,
+    KEPT,
     PARTS,
     SCHEMA,
     SEGMENTS,
@@ -36,6 +38,7 @@ from layerscope.store.sources import Catalogue, Sources, segment_names
 from layerscope.store.wanted import Wanted
 
 PART_ROWS = 1 << 19
+PART_BYTES = 512 << 20
 _PIECE_BYTES = 32 << 20  # sorted at once: bounds the memory
 Tell = Callable[[float], None]  # told again and again which share of the work is done
 
@@ -142,11 +145,15 @@ def _planned(catalogue: Catalogue, live: Live, table: str) -> _Plan:
     parts = list(sources.parts)
     total = sum(segment.rows for segment in closed)
     pulled: list[Part] = []
-    while closed and parts and parts[-1].rows <= 2 * total and parts[-1].rows < PART_ROWS // 2:
+    while closed and parts and parts[-1].rows <= 2 * total and _is_small(parts[-1]):
         total += parts[-1].rows
         pulled.insert(0, parts.pop())
         kept.pop()
     return _Plan(tuple(kept), tuple(_grouped(Sources(table, pulled, closed))))
+
+
+def _is_small(part: Part) -> bool:
+    return part.rows < PART_ROWS // 2 and part.size_bytes < PART_BYTES // 2
 
 
 def _closed(folder: Path, sources: Sources) -> list[Segment]:
@@ -169,7 +176,8 @@ def _grouped(sources: Sources) -> Iterator[Sources]:
     """Parts and segments in the order of recording, cut where a part would get too large."""
     group = Sources(sources.table, [], [])
     for file in sources.files:
-        if group.rows and group.rows + file.rows > PART_ROWS:
+        full = group.rows + file.rows > PART_ROWS or group.size_bytes + file.size_bytes > PART_BYTES
+        if group.rows and full:
             yield group
             group = Sources(sources.table, [], [])
         if isinstance(file, Part):
@@ -200,10 +208,29 @@ def _sorted_pieces(sources: Sources) -> Iterator[pa.Table]:
 
 
 def _pieces(sources: Sources) -> Iterator[Wanted]:
-    """Sets of series that hold about as many bytes as may be sorted at once."""
-    numbers = np.concatenate([file.series_numbers() for file in sources.files])
-    series, rows = np.unique(numbers, return_counts=True)
-    bytes_per_row = max(sources.size_bytes / max(sources.rows, 1), 1.0)
-    piece = (np.cumsum(rows) - rows) * bytes_per_row // _PIECE_BYTES
+    """Sets of series that hold about as many bytes as may be sorted at once; a larger series comes in runs of steps."""
+    owner = np.concatenate([file.series_numbers() for file in sources.files])
+    sizes = np.concatenate([file.row_bytes() for file in sources.files])
+    cuts = sources.table in KEPT
+    step = np.concatenate([file.step_numbers() for file in sources.files]) if cuts else owner
+    series, totals = _totals(owner, sizes)
+    for chosen in _split(series, totals):
+        if not cuts or totals[np.isin(series, chosen)].sum() <= 2 * _PIECE_BYTES:
+            yield Wanted(series=chosen.astype(np.int32))
+            continue
+        for one in chosen:
+            for steps in _split(*_totals(step[owner == one], sizes[owner == one])):
+                yield Wanted(np.array([one], np.int32), first=int(steps[0]), last=int(steps[-1]))
+
+
+def _totals(keys: Ids | Ints, sizes: Ints) -> tuple[Ints, Ints]:
+    """Distinct keys in ascending order, and the bytes of all rows of each."""
+    distinct, place = np.unique(keys, return_inverse=True)
+    return distinct.astype(np.int64), np.bincount(place, sizes, len(distinct)).astype(np.int64)
+
+
+def _split(keys: Ints, sizes: Ints) -> Iterator[Ints]:
+    """Runs of keys of about as many bytes as may be sorted at once."""
+    piece = (np.cumsum(sizes) - sizes) // _PIECE_BYTES
     for one in np.unique(piece):
-        yield Wanted(series=series[piece == one].astype(np.int32))
+        yield keys[piece == one]

@@ -23,7 +23,6 @@ from layerscope.store.format import (
     SEGMENTS,
     SESSIONS,
     TABLES,
-    VALUES,
     Live,
     SessionName,
     lock_name,
@@ -123,7 +122,6 @@ def _furnish(folder: Path, info: dict[str, Any]) -> None:
     """Makes an empty folder a run; run.json comes last, with it the run exists."""
     for name in (
         SESSIONS,
-        VALUES,
         *(f"{SEGMENTS}/{table}" for table in TABLES),
         *(f"{PARTS}/{table}" for table in TABLES),
     ):
@@ -144,7 +142,7 @@ def _opened(folder: Path, rank: int) -> OpenRun:
     if lock is None:
         raise _busy(folder, rank)
     try:
-        for name in (SESSIONS, VALUES, *(f"{SEGMENTS}/{table}" for table in TABLES)):
+        for name in (SESSIONS, *(f"{SEGMENTS}/{table}" for table in TABLES)):
             (folder / name).mkdir(parents=True, exist_ok=True)  # empty folders get lost in some copies
         catalogue = Catalogue(folder)
         series = known_series(catalogue, rank)

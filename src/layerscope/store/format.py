@@ -16,8 +16,9 @@ from layerscope.errors import FormatError
 from layerscope.stats import spec
 
 VERSION = 1
-TABLES = ("series", "moments", "extras", "bits", "kpis", "costs", "events")  # in the order of writing
-BY_SERIES = ("moments", "extras", "bits")  # the large ones: their rows are found by series and step
+KEPT = ("sample_stats", "values")  # of single samples: rows of any size
+BY_SERIES = ("moments", "extras", "bits", *KEPT)  # the large ones: their rows are found by series and step
+TABLES = ("series", "dependencies", *BY_SERIES, "kpis", "costs", "events", "steps")
 
 RUN = "run.json"
 LIVE = "live.json"
@@ -25,17 +26,16 @@ GRAPH = "graph.json"
 SESSIONS = "sessions"
 SEGMENTS = "segments"
 PARTS = "tables"
-VALUES = "values"
 COMPACT_LOCK = "compact.lock"
 ASIDE = ".aside"  # ending of a file not yet renamed to what it will be
 
 _SESSION_NAME = re.compile(r"r(\d+)-s(\d+)\.json")
 _SEGMENT_NAME = re.compile(r"r(\d+)-s(\d+)-(\d+)\.arrow")
 _PART_NAME = re.compile(r"\d{6,}-\d+\.parquet")
-_VALUES_NAME = re.compile(r"r(\d+)-s(\d+)-(\d+)-(\d+)\.safetensors")
 
 _TEXT = pa.string()
 _MOMENTS = [(name, pa.int64() if name in spec.COUNTS else pa.float64()) for name in spec.MOMENTS]
+_SAMPLED = [("step", pa.int64()), ("series", pa.int32()), ("samples", pa.list_(pa.int64()))]
 _COLUMNS: dict[str, list[tuple[str, pa.DataType]]] = {
     "series": [
         ("series", pa.int32()),
@@ -52,7 +52,13 @@ _COLUMNS: dict[str, list[tuple[str, pa.DataType]]] = {
     ],
     "extras": [("step", pa.int64()), ("series", pa.int32()), ("name", _TEXT), ("value", pa.float64())],
     "bits": [("step", pa.int64()), ("series", pa.int32()), ("m", pa.uint8()), ("counts", pa.binary())],
-    "kpis": [("step", pa.int64()), ("name", _TEXT), ("value", pa.float64()), ("time_s", pa.float64())],
+    "kpis": [
+        ("step", pa.int64()),
+        ("name", _TEXT),
+        ("value", pa.float64()),
+        ("time_s", pa.float64()),
+        ("type", _TEXT),  # null in files of writers that knew no types of steps
+    ],
     "costs": [
         ("step", pa.int64()),
         ("step_s", pa.float64()),
@@ -61,6 +67,22 @@ _COLUMNS: dict[str, list[tuple[str, pa.DataType]]] = {
         ("bytes", pa.int64()),
     ],
     "events": [("step", pa.int64()), ("level", _TEXT), ("text", _TEXT), ("time_s", pa.float64())],
+    "steps": [
+        ("step", pa.int64()),
+        ("type", _TEXT),
+        ("iterations", pa.int64()),
+        ("batch", pa.int64()),
+        *((name, _TEXT) for name in ("graphs", "samples", "categories", "losses")),  # lists as JSON
+        ("reason", _TEXT),
+    ],
+    "dependencies": [("number", pa.int64()), ("nodes", _TEXT), ("links", _TEXT)],  # lists as JSON
+    "values": [
+        *_SAMPLED,
+        ("dtype", _TEXT),
+        ("shape", pa.list_(pa.int64())),
+        ("content", pa.large_binary()),
+    ],
+    "sample_stats": [*_SAMPLED, ("content", pa.large_binary())],
 }
 
 #: Columns of each table in a segment, where rank and session are in the name.
@@ -104,25 +126,6 @@ class SessionName:
         """The parsed name, None if it is no session's."""
         found = _SESSION_NAME.fullmatch(name)
         return found and SessionName(int(found[1]), int(found[2]))
-
-
-@dataclass(frozen=True, slots=True, order=True)
-class ValuesName:
-    """What the name of a file of whole tensors says."""
-
-    rank: int
-    session: int
-    step: int
-    number: int
-
-    def __str__(self) -> str:
-        return f"r{self.rank}-s{self.session}-{self.step:012d}-{self.number}.safetensors"
-
-    @staticmethod
-    def parse(name: str) -> ValuesName | None:
-        """The parsed name, None if it is no file of values."""
-        found = _VALUES_NAME.fullmatch(name)
-        return found and ValuesName(*(int(number) for number in found.groups()))
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ import pyarrow as pa
 
 from layerscope.records import Ids, Ints
 from layerscope.store.columns import flags, numbers, values
+from layerscope.store.format import KEPT
 from layerscope.store.wanted import Flags, packed
 
 #: What a table is sorted by; rows alike in all of it keep the order of writing. Events stay as they came.
@@ -18,7 +19,10 @@ SORT_KEYS = {
     "bits": ("series", "rank", "step", "session"),
     "extras": ("series", "rank", "name", "step", "session"),
     "kpis": ("name", "rank", "step", "session"),
+    **dict.fromkeys(KEPT, ("series", "step", "rank", "session")),  # a series too large for memory is cut by steps
     "costs": ("rank", "step", "session"),
+    "steps": ("rank", "step", "session"),
+    "dependencies": (),
     "events": (),
 }
 

@@ -11,21 +11,21 @@ from typing import Any
 import pyarrow as pa
 
 from layerscope.errors import StoreError
-from layerscope.records import Event, Graph, Series, Value
+from layerscope.records import Event, Graph, Value
 from layerscope.store.backlog import Drops, Item, Load
 from layerscope.store.batches import (
-    NumberedSeries,
     bits_batch,
     extras_batch,
     moments_batch,
     records_batch,
     series_batch,
 )
+from layerscope.store.dependencies import dependencies_batch
 from layerscope.store.folder import OpenRun
 from layerscope.store.format import RUN, TABLES
 from layerscope.store.graph import add_to_graph
 from layerscope.store.segments import SegmentWriter
-from layerscope.store.values import KEPT_DTYPES, ValuesWriter
+from layerscope.store.tensors import sample_stats_batch, values_batch, why_not
 
 Batcher = Callable[[Any], pa.RecordBatch]  # each takes its own table's items
 _BATCHERS: Mapping[str, Batcher] = {
@@ -33,7 +33,10 @@ _BATCHERS: Mapping[str, Batcher] = {
     "moments": moments_batch,
     "extras": extras_batch,
     "bits": bits_batch,
-    **{table: partial(records_batch, table) for table in ("kpis", "costs", "events")},
+    "dependencies": dependencies_batch,
+    "sample_stats": sample_stats_batch,
+    "values": values_batch,
+    **{table: partial(records_batch, table) for table in ("kpis", "costs", "events", "steps")},
 }
 
 
@@ -42,13 +45,11 @@ class FolderGoneError(StoreError):
 
 
 class Output:
-    """Segments, values and graph of one open run."""
+    """Segments and graph of one open run."""
 
     def __init__(self, run: OpenRun) -> None:
         self._run = run
         self._segments = {table: SegmentWriter(run.path, table, run.rank, run.session) for table in TABLES}
-        self._values = ValuesWriter(run.path, run.rank, run.session)
-        self._series: dict[int, Series] = {number: series for series, number in run.series.items()}
         self._latest_step = 0  # where the writer's own events belong
         self._identity = _identity(run.path)
 
@@ -92,26 +93,25 @@ class Output:
             trouble = add_to_graph(self._run.path, [item for item in items if isinstance(item, Graph)])
             if trouble is not None:
                 self.event("warning", trouble)
-        elif queue == "values":
-            self._write_values([item for item in items if isinstance(item, Value)])
-        else:
-            if queue == "series":
-                self._series.update({row.number: row.series for row in items if isinstance(row, NumberedSeries)})
-            self._segments[queue].write(_BATCHERS[queue](items))
-            self._latest_step = max(self._latest_step, *(getattr(item, "step", 0) for item in items))
+            return
+        self._latest_step = max(self._latest_step, *(getattr(item, "step", 0) for item in items))
+        rows = self._keepable(items) if queue == "values" else items
+        if rows:
+            self._segments[queue].write(_BATCHERS[queue](rows))
 
-    def _write_values(self, values: list[Value]) -> None:
-        can_keep = [value.array.dtype in KEPT_DTYPES and value.series in self._series for value in values]
-        kept = [value for value, can in zip(values, can_keep, strict=True) if can]
-        if len(kept) < len(values):
-            strange = values[can_keep.index(False)]
+    def _keepable(self, items: list[Item]) -> list[Item]:
+        """Values without those that cannot be kept, of which an event tells."""
+        reasons = [why_not(item) for item in items if isinstance(item, Value)]
+        refused = [place for place, reason in enumerate(reasons) if reason is not None]
+        if refused:
+            first = items[refused[0]]
+            assert isinstance(first, Value)
             self.event(
                 "warning",
-                f"{len(values) - len(kept)} values were not kept, the first of series {strange.series} at step "
-                f"{strange.step}: a value needs a known series and a number type that safetensors has, not "
-                f"{strange.array.dtype}.",
+                f"{len(refused)} values were not kept, the first of series {first.series} at step {first.step}: "
+                f"{reasons[refused[0]]}.",
             )
-        self._values.write(kept, self._series)
+        return [item for item, reason in zip(items, reasons, strict=True) if reason is None]
 
 
 def _told(dropped: Mapping[str, Drops]) -> str:

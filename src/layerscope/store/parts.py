@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import stat
 from collections.abc import Callable, Iterable
 from functools import cached_property, partial
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -14,13 +16,14 @@ import pyarrow.parquet as pq
 
 from layerscope.records import Ids, Ints
 from layerscope.stats import spec
-from layerscope.store.columns import numbers, values
+from layerscope.store.columns import lengths, numbers, values
 from layerscope.store.format import ASIDE, BY_SERIES, SCHEMA, VERSION, check_version, damaged, sync_folder
 from layerscope.store.wanted import Wanted
 
 ROW_GROUP = {table: 2_048 if table == "bits" else 16_384 for table in SCHEMA}
 _FLOATS = ["scale", "value", *spec.SUMS, *spec.EXTREMES]
 _GROUPS_AT_ONCE = 8
+_CONTENT_BYTES = 1 << 20  # of a row group: what is read to find one array
 Task = Callable[[], list[pa.Table]]
 _UNREADABLE = (pa.ArrowException, OSError)
 
@@ -33,7 +36,8 @@ def write_part(path: Path, table: str, pieces: Iterable[pa.Table]) -> int:
     with aside.open("wb") as file:
         with pq.ParquetWriter(file, schema, **_options(table)) as writer:
             for piece in pieces:
-                writer.write_table(piece.cast(schema), row_group_size=ROW_GROUP[table])
+                for group in _row_groups(piece.cast(schema)):
+                    writer.write_table(group, row_group_size=ROW_GROUP[table])
                 rows += piece.num_rows
         file.flush()
         os.fsync(file.fileno())
@@ -42,12 +46,23 @@ def write_part(path: Path, table: str, pieces: Iterable[pa.Table]) -> int:
     return rows
 
 
+def _row_groups(piece: pa.Table) -> list[pa.Table]:
+    """A piece cut where its content would fill a row group; any number of rows without content is one."""
+    if "content" not in piece.column_names or piece.num_rows == 0:
+        return [piece]
+    sizes = np.concatenate([lengths(chunk) for chunk in piece["content"].chunks if len(chunk)])
+    group = (np.cumsum(sizes) - sizes) // _CONTENT_BYTES
+    starts = np.flatnonzero(np.diff(group, prepend=-1))
+    return [piece.slice(a, b - a) for a, b in pairwise([*starts.tolist(), piece.num_rows])]
+
+
 def _options(table: str) -> dict[str, object]:
     options: dict[str, object] = {"compression": "zstd", "compression_level": 3, "write_page_checksum": True}
     if table in BY_SERIES:
-        names = [name for name in SCHEMA[table].names if name not in ("step", "counts")]
+        names = [name for name in SCHEMA[table].names if name not in ("step", "counts", "content")]
         split = [name for name in _FLOATS if name in names]
-        options["use_dictionary"] = [name for name in names if name not in split]
+        listed = [f"{name}.list.element" for name in ("samples", "shape")]
+        options["use_dictionary"] = [name for name in (*names, *listed) if name not in split]
         options["use_byte_stream_split"] = split  # the bytes that hardly change lie side by side
         options["column_encoding"] = {"step": "DELTA_BINARY_PACKED"}
         options["write_statistics"] = ["series", "step"]
@@ -68,13 +83,14 @@ class Part:
         if stat.S_ISLNK(path.lstat().st_mode):
             raise damaged(path, "it is a link", self._lost)
         try:
-            with pa.memory_map(str(path)) as file:  # the mapping outlives the file's handle
-                self._content = file.read_buffer()
+            with path.open("rb") as file:  # the mapping outlives the file's handle
+                self._mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            self._content = pa.py_buffer(self._mapped)
             self._metadata = self._opened(None).metadata
             self._found = self._metadata.schema.to_arrow_schema()
         except FileNotFoundError:
             raise
-        except _UNREADABLE as error:
+        except (*_UNREADABLE, ValueError) as error:  # nothing can be mapped of an empty file
             raise damaged(path, _reason(error), self._lost) from None
         self._check()
         self._series = self._bounds("series", np.int32)
@@ -138,6 +154,16 @@ class Part:
         """The series number of every row."""
         return np.asarray(self._whole("series", np.int32), np.int32)
 
+    def step_numbers(self) -> Ints:
+        """The step of every row."""
+        return np.asarray(self._whole("step", np.int64), np.int64)
+
+    def row_bytes(self) -> Ints:
+        """About how many bytes every row takes in memory: as many as the others of its row group."""
+        groups = [self._metadata.row_group(group) for group in range(self._metadata.num_row_groups)]
+        rows = np.array([group.num_rows for group in groups], np.int64)
+        return np.repeat(np.array([group.total_byte_size for group in groups], np.int64) // np.maximum(rows, 1), rows)
+
     def _whole(self, column: str, dtype: type) -> Ids | Ints:
         found = [values(table[column]) for task in self.tasks([column], Wanted()) for table in task()]
         return np.concatenate([np.zeros(0, dtype), *found])
@@ -158,6 +184,8 @@ class Part:
             tables = [_chosen(file.read_row_group(group, names, use_threads=False), names, wanted) for group in groups]
         except _UNREADABLE as error:
             raise damaged(self.path, _reason(error), self._lost) from None
+        if hasattr(mmap, "MADV_DONTNEED"):  # what was read stays in the system's cache, but is none of our memory
+            self._mapped.madvise(mmap.MADV_DONTNEED)
         return [self._complete(table, columns) for table in tables if table.num_rows]
 
     def _complete(self, table: pa.Table, columns: list[str]) -> pa.Table:

@@ -2,68 +2,34 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from layerscope.errors import SelectError, StoreError
-from layerscope.records import Bytes, Graph, Ids, Ints
+from layerscope.errors import SelectError
+from layerscope.records import Bytes, Ids, Ints
 from layerscope.stats import spec
 from layerscope.store.columns import flags, numbers, texts, valid, values
-from layerscope.store.folder import Status, status_of
-from layerscope.store.format import GRAPH, SCHEMA, TABLES, Manifest, read_manifest
-from layerscope.store.graph import read_graph
-from layerscope.store.order import in_order, key_columns, places, without_earlier
-from layerscope.store.sources import Catalogue, Sources
-from layerscope.store.values import KeptValue, read_values, values_names
+from layerscope.store.format import SCHEMA
+from layerscope.store.order import key_columns, places
+from layerscope.store.small import SmallTables
+from layerscope.store.sources import Sources
 from layerscope.store.wanted import Flags, Steps, Wanted
 
 KEYS = ("rank", "session", "step", "series")
-UNKNOWN_SERIES = "rows of unknown series"
 UNKNOWN_EXTRAS = "own statistics of unknown series"
+UNKNOWN_VALUES = "values of unknown series"
 LOST_ALIAS = "rows whose alias is lost"
 
 
-class Reader:
+class Reader(SmallTables):
     """Reads one run folder; every call sees what is there at that moment.
 
     Rows that cannot be trusted are left out and counted in `problems`: those of the last call of each kind.
     """
-
-    def __init__(self, folder: str | os.PathLike[str]) -> None:
-        self.folder = Path(folder)
-        self.manifest: Manifest = read_manifest(self.folder)
-        self.problems: dict[str, int] = {}
-        self._catalogue = Catalogue(self.folder)
-        self._catalogue.live()
-
-    def status(self) -> Status:
-        """Whether the run is being written ("running"), ended properly ("finished"), or its writer died ("stopped")."""
-        try:
-            return status_of(self.folder)
-        except OSError as error:
-            raise StoreError(f"{self.folder} cannot be read: {error.strerror}. Was it moved or deleted?") from None
-
-    def revision(self) -> str:
-        """A token that changes when something new was recorded; cheap to ask for."""
-        try:
-            graph = (self.folder / GRAPH).stat().st_mtime_ns
-        except FileNotFoundError:
-            graph = 0
-        return repr((self._catalogue.stamp(), graph, len(values_names(self.folder))))
-
-    def series(self) -> pa.Table:
-        """Every series with its number, site, port, kind, mode, reading, dtype and shape; by rank and number."""
-        table = in_order("series", self._catalogue.sources("series").read(SCHEMA["series"].names, Wanted()))
-        rank, number = key_columns(table, ("rank", "series"))
-        repeated = np.zeros(len(rank), np.bool_)  # a writer that had to try again may write a row twice
-        repeated[1:] = (rank[1:] == rank[:-1]) & (number[1:] == number[:-1])
-        return table.filter(flags(~repeated)) if repeated.any() else table
 
     def moments(
         self,
@@ -131,50 +97,25 @@ class Reader:
         """The names of all own statistics, in alphabetical order."""
         return sorted(self._catalogue.sources("extras").names)
 
-    def costs(self, *, history: bool = False) -> pa.Table:
-        """What recording cost by rank and step: rank, session, step, step_s, recording_s, summaries, bytes."""
-        return self._ordered("costs", self._whole("costs"), history=history)
+    def values(self, series: npt.ArrayLike | None = None, steps: Steps = None, *, history: bool = False) -> pa.Table:
+        """Kept values by series, step and rank: rank, session, step, series, samples, dtype, shape, content.
 
-    @property
-    def last_step(self) -> int | None:
-        """The last step of which anything was recorded, None if there is none; little is read for it."""
-        tables = [table for table in TABLES if table not in ("series", "bits")]  # bits have no step that moments lack
-        steps = [self._catalogue.sources(table).last_step for table in tables]
-        last = max([*steps, *(name.step for name in values_names(self.folder))])
-        return last if last >= 0 else None
+        `tensors.arrays_of` gives the arrays.
+        """
+        return self._kept("values", Wanted.of(series, steps), history=history)
 
-    def kpis(self, *, history: bool = False) -> pa.Table:
-        """Numbers of the training loop by name, rank and step: rank, session, step, name, value, time_s."""
-        return self._ordered("kpis", self._whole("kpis"), history=history)
+    def sample_stats(
+        self, series: npt.ArrayLike | None = None, steps: Steps = None, *, history: bool = False
+    ) -> pa.Table:
+        """Statistics of samples by series, step and rank: rank, session, step, series, samples, content.
 
-    def events(self) -> pa.Table:
-        """Notes, warnings and drops in the order of time: rank, session, step, level, text, time_s."""
-        table = self._whole("events")
-        return table.take(numbers(np.argsort(values(table.column("time_s")), kind="stable")))
+        `tensors.numbers_of` gives the numbers.
+        """
+        return self._kept("sample_stats", Wanted.of(series, steps), history=history)
 
-    def graph(self) -> Graph | None:
-        """The modules of the watched model, the calls seen and how data flowed, None if nothing was recorded of it."""
-        return read_graph(self.folder)
-
-    def values(self, step: int, *, history: bool = False) -> list[KeptValue]:
-        """The whole tensors kept of one step."""
-        return read_values(self.folder, step, history=history)
-
-    def _whole(self, table: str) -> pa.Table:
-        return self._catalogue.sources(table).read(SCHEMA[table].names, Wanted())
-
-    def _ordered(self, kind: str, table: pa.Table, *, history: bool) -> pa.Table:
-        table = in_order(kind, table)
-        return table if history else without_earlier(kind, table)
-
-    def _known(self, table: pa.Table, left_out: str = UNKNOWN_SERIES) -> pa.Table:
-        """The rows whose series is known. Series are written before the rows that use them, so looked at last."""
-        series = self._catalogue.sources("series").read(["rank", "series"], Wanted())
-        known = key_columns(series, ("rank", "series"))
-        ours = key_columns(table, ("rank", "series"))
-        found = _are_among(ours, known)
-        self.problems[left_out] = int(np.count_nonzero(~found))
-        return table if found.all() else table.filter(flags(found))
+    def _kept(self, table: str, wanted: Wanted, *, history: bool) -> pa.Table:
+        rows = self._catalogue.sources(table).read(SCHEMA[table].names, wanted)
+        return self._known(self._ordered(table, rows, history=history), UNKNOWN_VALUES)
 
     def _resolved(self, files: Sources, columns: list[str], wanted: Wanted) -> pa.Table:
         """The wanted rows, with the moments of alias rows taken from the rows they stand for, in the same file."""
@@ -241,14 +182,3 @@ def _joined(left: pa.Table, right: pa.Table, found: Flags, place: Ints) -> pa.Ta
     for name in right.column_names:
         left = left.append_column(name, right.column(name))
     return left
-
-
-def _are_among(ours: Sequence[Ids | Ints], known: Sequence[Ids | Ints]) -> Flags:
-    """Which pairs of rank and series are among the known ones."""
-    (rank, number), (known_rank, known_number) = ours, known
-    found = np.zeros(len(rank), np.bool_)
-    for one in np.unique(known_rank):
-        listed = known_number[known_rank == one]
-        mine = np.isin(number, listed) if len(known_rank) else found
-        found |= mine & (rank == one)
-    return found

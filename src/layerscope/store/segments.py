@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from layerscope.records import Ids, Ints
-from layerscope.store.columns import numbers, values
+from layerscope.store.columns import lengths, numbers, values
 from layerscope.store.format import SCHEMA, SEGMENT_SCHEMA, SEGMENTS, VERSION, SegmentName, check_version, damaged
 from layerscope.store.wanted import Wanted
 
@@ -177,6 +177,16 @@ class Segment:
         columns = [batch.series for batch in self._batches if batch.series is not None]
         return np.concatenate(columns) if columns else np.zeros(0, np.int32)
 
+    def step_numbers(self) -> Ints:
+        """The step of every row."""
+        columns = [batch.step for batch in self._batches if batch.step is not None]
+        return np.concatenate(columns) if columns else np.zeros(0, np.int64)
+
+    def row_bytes(self) -> Ints:
+        """About how many bytes every row takes; those of `content` to the byte."""
+        sizes = [_row_bytes(batch.rows) for batch in self._batches]
+        return np.concatenate(sizes) if sizes else np.zeros(0, np.int64)
+
     def read(self, columns: list[str], wanted: Wanted) -> list[pa.Table]:
         """The wanted rows, with the columns in the order asked for."""
         found: list[pa.RecordBatch] = []
@@ -202,6 +212,14 @@ class Segment:
             else:
                 arrays.append(pa.nulls(table.num_rows, kind))
         return pa.table(arrays, names=columns)
+
+
+def _row_bytes(batch: pa.RecordBatch) -> Ints:
+    if "content" not in batch.schema.names:
+        return np.full(batch.num_rows, batch.nbytes // max(batch.num_rows, 1), np.int64)
+    content = lengths(batch.column("content"))
+    others: int = (batch.nbytes - int(content.sum())) // max(batch.num_rows, 1)
+    return content + others
 
 
 def _pick(batch: pa.RecordBatch, hits: Ints) -> list[pa.RecordBatch]:

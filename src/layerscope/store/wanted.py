@@ -70,6 +70,10 @@ class Wanted:
 def _among(values: Ids | Ints, listed: Ids | Ints) -> Flags:
     if len(listed) == 1:
         return np.asarray(values == listed[0])
+    if len(values) and len(listed):
+        low, high = int(values.min()), int(values.max())
+        if np.searchsorted(listed, high, "right") - np.searchsorted(listed, low) == high - low + 1:
+            return np.ones(len(values), np.bool_)  # everything in between is listed: no need to look each up
     return np.isin(values, listed)
 
 

@@ -9,10 +9,25 @@ import warnings
 from collections.abc import Mapping
 
 from layerscope.errors import LayerscopeWarning, StoreError
-from layerscope.records import Cost, Event, Extras, Graph, Kpi, Record, Series, Summaries, Value
+from layerscope.records import (
+    Cost,
+    Event,
+    Extras,
+    Graph,
+    Kpi,
+    Link,
+    NamedNode,
+    Record,
+    SampleStats,
+    Series,
+    StepInfo,
+    Summaries,
+    Value,
+)
 from layerscope.store.backlog import Backlog, Load
 from layerscope.store.batches import NumberedSeries
 from layerscope.store.compact import compact
+from layerscope.store.dependencies import numbered
 from layerscope.store.folder import OpenRun
 from layerscope.store.output import FolderGoneError, Output
 from layerscope.store.progress import progress_line
@@ -23,12 +38,15 @@ FLUSH_S = 0.5
 CLOSE_S = 30.0
 _FIRST_PAUSE_S = 0.5  # after a failed write; doubled with each further one
 _LONGEST_PAUSE_S = 30.0
+_GRAPHS_KNOWN = 1000  # whose numbers need not be worked out again
 
 _QUEUES: Mapping[type, tuple[str, ...]] = {
     Summaries: ("moments", "bits"),
     Extras: ("extras",),
     Cost: ("costs",),
     Value: ("values",),
+    SampleStats: ("sample_stats",),
+    StepInfo: ("steps",),
     Kpi: ("kpis",),
     Event: ("events",),
     Graph: ("graph",),
@@ -49,6 +67,8 @@ class FolderSink:
         self._pid = os.getpid()
         self._numbers = dict(run.series)
         self._next = run.next_series
+        self._graphs: dict[tuple[tuple[NamedNode, ...], tuple[Link, ...]], int] = {}
+        self._graphs_put: set[int] = set()
         self._backlog = Backlog(queue_bytes)
         self._output = Output(run)
         self._wake = threading.Event()
@@ -81,6 +101,21 @@ class FolderSink:
                 self._numbers[series] = number
                 self._next += 1
         return number
+
+    def dependencies_id(self, nodes: tuple[NamedNode, ...], links: tuple[Link, ...]) -> int:
+        """Number of a dependency graph, the same for equal graphs in every session and every run."""
+        number = self._graphs.get((nodes, links))
+        if number is not None:
+            return number
+        graph = numbered(nodes, links)
+        with self._naming:
+            if graph.number not in self._graphs_put and os.getpid() == self._pid:
+                self._backlog.add(("dependencies",), graph)
+                self._graphs_put.add(graph.number)
+            if len(self._graphs) >= _GRAPHS_KNOWN:  # a network that is never twice the same
+                self._graphs.clear()
+            self._graphs[nodes, links] = graph.number
+        return graph.number
 
     def put(self, record: Record) -> None:
         """Takes over one record; its arrays must not be written again."""

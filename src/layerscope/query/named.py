@@ -1,0 +1,185 @@
+"""Named tensors of a run: their steps, dependency graphs, statistics and kept values."""
+
+from __future__ import annotations
+
+import json
+from functools import cached_property
+
+import numpy as np
+import pyarrow as pa
+
+from layerscope.query import rows
+from layerscope.query.held import Held, KeptValues, Numbers, Statistics, Values, of_rank
+from layerscope.query.sampled import Sampled, joined, sampled, statistics_of
+from layerscope.query.table import Table
+from layerscope.records import (
+    SAMPLE_STATISTICS,
+    Dependencies,
+    Floats,
+    Ints,
+    Kind,
+    StepInfo,
+    gradient_port,
+    named_site,
+)
+from layerscope.store.reader import Reader
+from layerscope.store.tensors import numbers_of
+
+_LISTS = {"graphs": pa.int64(), "samples": pa.int64(), "categories": pa.string(), "losses": pa.string()}
+_SAMPLED_KNOWN = 256  # tensors whose statistics of samples are held
+
+
+class Named:
+    """The named tensors of a run as they were when it was asked for: `steps()`, `graph()`, `statistics()`, `values()`.
+
+    A tensor is found by its name, its role where it has one, and the iteration of the step. `loss=None` is its value;
+    else its gradient, `""` of a loss that was given no name. A parameter of the model is the same in every iteration,
+    and has one gradient.
+    """
+
+    def __init__(self, reader: Reader, rank: int = 0) -> None:
+        self._reader = reader
+        self._rank = rank
+        self._infos = {info.step: info for info in _infos(of_rank(reader.steps(), rank))}
+        self._tables: dict[str | None, Table] = {}
+        self._statistics = Statistics(reader, rank, len(self._infos))
+        self._values = Values(reader, rank, np.array(sorted(self._infos), np.int64))
+        self._samples = Held(_SAMPLED_KNOWN)
+
+    def steps(self, type: str | None = None) -> Table:
+        """The steps in which tensors were named, or those of one type.
+
+        step, type, iterations, batch, samples, categories, losses, reason
+        """
+        if type not in self._tables:
+            chosen = [info for info in self._infos.values() if type in (None, info.type)]
+            names = [name for name in StepInfo.__slots__ if name != "graphs"]
+            kinds = {"step": pa.int64(), "iterations": pa.int64(), "batch": pa.int64()}
+            kinds |= {name: pa.list_(kind) for name, kind in _LISTS.items()}
+            columns = {
+                name: pa.array([getattr(i, name) for i in chosen], kinds.get(name, pa.string())) for name in names
+            }
+            self._tables[type] = Table(pa.table(columns))
+        return self._tables[type]
+
+    def types(self) -> list[str]:
+        """The types of these steps, in alphabetical order."""
+        return sorted({info.type for info in self._infos.values()})
+
+    def graph(self, step: int, iteration: int) -> Dependencies | None:
+        """What was named in an iteration and what it depends on, None if nothing was; 0 has the initial values."""
+        info = self._infos.get(step)
+        if info is None or not 0 <= iteration < len(info.graphs):
+            return None
+        return self._graphs.get(info.graphs[iteration])
+
+    def graphs(self) -> list[Dependencies]:
+        """All dependency graphs, each once, in the order of first appearance."""
+        return list(self._graphs.values())
+
+    @cached_property
+    def _graphs(self) -> dict[int, Dependencies]:
+        return {graph.number: graph for graph in self._reader.dependencies()}
+
+    def statistics(
+        self,
+        step: int,
+        name: str,
+        role: str = "",
+        iteration: int = 1,
+        loss: str | None = None,
+        sample: int | None = None,
+    ) -> dict[str, float]:
+        """The statistics of a tensor by name: of all its values, or of one sample; empty if there are none.
+
+        Of a tensor without a batch, one sample is all of it.
+        """
+        numbers = self._numbers(name, role, iteration, loss)
+        if sample is None or self._lacks_batch(numbers, step):
+            return self._statistics.of(numbers).at(step)
+        kept = self._values.at(numbers, step)
+        if kept is not None and sample in kept.samples:
+            place = int(np.flatnonzero(kept.samples == sample)[0])
+            found = statistics_of(kept.array[place : place + 1])
+            return {name: float(values[0]) for name, values in found.items()}
+        _, samples, columns = self._told(numbers, np.array([step]))
+        mine = samples == sample
+        return {name: float(column[mine][-1]) for name, column in columns.items()} if mine.any() else {}
+
+    def values(
+        self, step: int, name: str, role: str = "", iteration: int = 1, loss: str | None = None
+    ) -> KeptValues | None:
+        """The kept values of a tensor at one step, None if none were kept."""
+        return self._values.at(self._numbers(name, role, iteration, loss), step)
+
+    def history(  # noqa: PLR0913 -- what tells one curve from another
+        self,
+        name: str,
+        statistic: str,
+        role: str = "",
+        iteration: int = 1,
+        loss: str | None = None,
+        sample: int | None = None,
+        type: str | None = None,
+    ) -> tuple[Ints, Floats]:
+        """Steps and values of one statistic of a tensor, of all its values or of one sample, where there is one."""
+        numbers = self._numbers(name, role, iteration, loss)
+        if sample is None or any(self._lacks_batch(numbers, step) for step in list(self._infos)[-1:]):
+            steps, values = self._statistics.of(numbers).curve(statistic)
+        else:
+            steps, samples, columns = self._samples.get_or(numbers, lambda: self._sampled(numbers))
+            mine = samples == sample
+            steps, values = steps[mine], columns.get(statistic, np.full(len(steps), np.nan))[mine]
+        shown = np.isin(steps, [step for step, info in self._infos.items() if type in (None, info.type)])
+        return steps[shown], values[shown]
+
+    def _numbers(self, name: str, role: str, iteration: int, loss: str | None) -> Numbers:
+        """The series of a tensor: of a recorded one, else of a parameter."""
+        kind, of_parameter = (Kind.TENSOR, Kind.WEIGHT) if loss is None else (Kind.TENSOR_GRAD, Kind.WEIGHT_GRAD)
+        key = (named_site(name, iteration), gradient_port(role, loss or ""), kind.value)
+        base = name.removesuffix(".")  # so marked where a recorded tensor has the name of the parameter's module
+        site = f"{base}.{role}" if role else base
+        return self._series.get(key) or self._series.get((site, of_parameter.value, of_parameter.value)) or ()
+
+    @cached_property
+    def _series(self) -> dict[tuple[str, str, str], Numbers]:
+        """The numbers of series by site, port and kind."""
+        table = of_rank(self._reader.series(), self._rank)
+        found: dict[tuple[str, str, str], Numbers] = {}
+        columns = [table[name].to_pylist() for name in ("site", "port", "kind", "series")]
+        for site, port, kind, number in zip(*columns, strict=True):
+            found[site, port, kind] = (*found.get((site, port, kind), ()), number)
+        return found
+
+    def _sampled(self, numbers: Numbers) -> Sampled:
+        """Statistics of every sample at every step: worked out of values, and read where there are none."""
+        parts = [part for found in self._values.all(numbers) for part in sampled(found)]
+        read = self._told(numbers, None)
+        steps, samples, columns = joined([*parts, *([read] if len(read[0]) else [])])
+        order = np.argsort(steps, kind="stable")
+        return steps[order], samples[order], {name: column[order] for name, column in columns.items()}
+
+    def _told(self, numbers: Numbers, steps: Ints | None) -> Sampled:
+        """Statistics of samples that were recorded in place of their values."""
+        table = of_rank(self._reader.sample_stats(list(numbers), steps), self._rank)
+        samples = table["samples"].to_pylist()
+        found = np.concatenate([np.zeros((0, len(SAMPLE_STATISTICS))), *numbers_of(table)])
+        places = np.array([sample for row in samples for sample in row], np.int64)
+        step_of = np.repeat(rows.ints(table, "step"), [len(row) for row in samples])
+        return step_of, places, dict(zip(SAMPLE_STATISTICS, found.T, strict=True))
+
+    def _lacks_batch(self, numbers: Numbers, step: int) -> bool:
+        """Whether it is known of a tensor that it has no samples to choose from."""
+        kept = self._values.at(numbers, step)
+        return numbers in self._parameters if kept is None else len(kept.samples) == 0
+
+    @cached_property
+    def _parameters(self) -> set[Numbers]:
+        kinds = (Kind.WEIGHT.value, Kind.WEIGHT_GRAD.value)
+        return {numbers for (_, _, kind), numbers in self._series.items() if kind in kinds}
+
+
+def _infos(table: pa.Table) -> list[StepInfo]:
+    columns = {name: table[name].to_pylist() for name in StepInfo.__slots__}
+    columns |= {name: [tuple(json.loads(text or "[]")) for text in columns[name]] for name in _LISTS}
+    return [StepInfo(*row) for row in zip(*columns.values(), strict=True)]

@@ -1,0 +1,132 @@
+"""What a user looks at among named tensors: a wish, and what of it a run has."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from layerscope.records import Dependencies, Ints
+
+if TYPE_CHECKING:
+    from layerscope.query.named import Named
+
+ANY_TYPE = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """One tensor of one step: what a view of your own is given."""
+
+    run: str
+    step: int
+    type: str  # of the step
+    iteration: int
+    node: str  # the name of the tensor
+    role: str = ""  # which of the node's tensors; "" where it has but one
+    sample: int | None = None  # its place in the batch; None for all of them
+    loss: str | None = None  # None for the value; else the gradient of this loss, "" where it has no name
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What is asked for; None where anything will do."""
+
+    type: str | None = None
+    step: int | None = None
+    iteration: int | None = None
+    node: str | None = None
+    role: str | None = None
+    sample: int | None = None
+    loss: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Choices:
+    """What can be chosen, given what was chosen before it."""
+
+    types: tuple[str, ...] = ()
+    type: str = ANY_TYPE  # the one that was chosen; the steps are its
+    steps: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
+    iterations: tuple[int, ...] = ()
+    roles: tuple[str, ...] = ()
+    samples: tuple[int, ...] = ()
+    categories: tuple[str, ...] = ()
+    losses: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The selection that comes nearest to a wish, and in which points it differs, in words."""
+
+    selection: Selection
+    choices: Choices
+    told: tuple[str, ...]
+    graph: Dependencies
+    batch: int  # samples of the step, 0 if that is not known
+    reason: str  # why the step was kept
+    exists: bool  # whether the node is in the graph
+
+
+def found(named: Named, run: str, wish: Wish) -> Found | None:
+    """What a run has of a wish; None where it has no named tensors."""
+    told: list[str] = []
+    types = tuple(named.types())
+    if not types:
+        return None
+    type_ = wish.type if wish.type in types else ANY_TYPE
+    if wish.type and not type_:
+        told.append(f"no step of type {wish.type}")
+    table = named.steps(type_ or None).arrow()
+    steps: Ints = table.column("step").to_numpy()
+    at = _nearest(steps, wish.step)
+    step = int(steps[at])
+    if wish.step is not None and wish.step != step:
+        told.append(f"step {wish.step} not recorded")
+    row = table.slice(at, 1).to_pylist()[0]
+    iterations = tuple(i for i in range(row["iterations"] + 1) if named.graph(step, i) is not None)
+    iteration = _iteration(wish.iteration, iterations, told)
+    graph = named.graph(step, iteration)
+    if graph is None:  # a step in which nothing was named has no row
+        return None
+    node = wish.node or _first_node(graph)
+    roles = next((tuple(role for role, _ in one.roles) for one in graph.nodes if one.name == node), ())
+    role = wish.role if wish.role in roles else next(iter(roles), wish.role or "")
+    if roles and wish.role and role != wish.role:
+        told.append(f"{node} has no {wish.role}")
+    samples, losses = tuple(row["samples"] or ()), tuple(row["losses"] or ())
+    sample = wish.sample if wish.sample in samples else None
+    if wish.sample is not None and sample is None:
+        told.append(f"sample {wish.sample} not kept at this step")
+    loss = wish.loss if wish.loss in losses else next(iter(losses), None) if wish.loss is not None else None
+    if wish.loss is not None and loss != wish.loss:
+        told.append(f"no gradient of {wish.loss or 'a loss'} at this step")
+    return Found(
+        selection=Selection(run, step, row["type"], iteration, node, role, sample, loss),
+        choices=Choices(types, type_, steps, iterations, roles, samples, tuple(row["categories"] or ()), losses),
+        told=tuple(told),
+        graph=graph,
+        batch=row["batch"],
+        reason=row["reason"],
+        exists=bool(roles),
+    )
+
+
+def _nearest(steps: Ints, wish: int | None) -> int:
+    """The place of a step, or of the last one before it."""
+    return len(steps) - 1 if wish is None else max(int(np.searchsorted(steps, wish, "right")) - 1, 0)
+
+
+def _iteration(wish: int | None, there: tuple[int, ...], told: list[str]) -> int:
+    if not there:
+        return 1
+    if wish is not None and wish not in there:
+        told.append(f"no iteration {wish} in this step")
+    return wish if wish in there else there[-1]
+
+
+def _first_node(graph: Dependencies) -> str:
+    """A node to begin with: the loss, which everything leads to."""
+    by_part = sorted(graph.nodes, key=lambda node: node.part.value != "loss")
+    return by_part[0].name if by_part else ""

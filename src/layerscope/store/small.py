@@ -1,0 +1,130 @@
+"""What is read of a run as a whole: its state, its series, steps, KPIs, costs, events and graphs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from layerscope.errors import StoreError
+from layerscope.records import STEP_TYPE, Dependencies, Graph, Ids, Ints
+from layerscope.store.columns import flags, numbers, texts, values
+from layerscope.store.dependencies import dependencies_of
+from layerscope.store.folder import Status, status_of
+from layerscope.store.format import GRAPH, SCHEMA, TABLES, Manifest, read_manifest
+from layerscope.store.graph import read_graph
+from layerscope.store.order import in_order, key_columns, without_earlier
+from layerscope.store.sources import Catalogue
+from layerscope.store.wanted import Flags, Wanted
+
+UNKNOWN_SERIES = "rows of unknown series"
+
+
+class SmallTables:
+    """The tables of one run folder that are small enough to be read whole."""
+
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        self.folder = Path(folder)
+        self.manifest: Manifest = read_manifest(self.folder)
+        self.problems: dict[str, int] = {}
+        self._catalogue = Catalogue(self.folder)
+        self._catalogue.live()
+        self._series_rows = -1
+        self._series_keys: list[Ids | Ints] = []
+
+    def status(self) -> Status:
+        """Whether the run is being written ("running"), ended properly ("finished"), or its writer died ("stopped")."""
+        try:
+            return status_of(self.folder)
+        except OSError as error:
+            raise StoreError(f"{self.folder} cannot be read: {error.strerror}. Was it moved or deleted?") from None
+
+    def revision(self) -> str:
+        """A token that changes when something new was recorded; cheap to ask for."""
+        try:
+            graph = (self.folder / GRAPH).stat().st_mtime_ns
+        except FileNotFoundError:
+            graph = 0
+        return repr((self._catalogue.stamp(), graph))
+
+    def series(self) -> pa.Table:
+        """Every series with its number, site, port, kind, mode, reading, dtype and shape; by rank and number."""
+        table = in_order("series", self._catalogue.sources("series").read(SCHEMA["series"].names, Wanted()))
+        rank, number = key_columns(table, ("rank", "series"))
+        repeated = np.zeros(len(rank), np.bool_)  # a writer that had to try again may write a row twice
+        repeated[1:] = (rank[1:] == rank[:-1]) & (number[1:] == number[:-1])
+        return table.filter(flags(~repeated)) if repeated.any() else table
+
+    def steps(self, *, history: bool = False) -> pa.Table:
+        """Steps in which tensors were named, by rank and step: the fields of `StepInfo`, its lists as JSON.
+
+        All that was kept of a step is written before its row.
+        """
+        return self._ordered("steps", self._whole("steps"), history=history)
+
+    def kpis(self, *, history: bool = False) -> pa.Table:
+        """Numbers of the training loop by name, rank and step: rank, session, step, name, value, time_s, type."""
+        table = self._ordered("kpis", self._whole("kpis"), history=history)
+        return table.set_column(table.num_columns - 1, "type", pc.fill_null(table["type"], texts([STEP_TYPE])[0]))
+
+    def costs(self, *, history: bool = False) -> pa.Table:
+        """What recording cost by rank and step: rank, session, step, step_s, recording_s, summaries, bytes."""
+        return self._ordered("costs", self._whole("costs"), history=history)
+
+    def events(self) -> pa.Table:
+        """Notes, warnings and drops in the order of time: rank, session, step, level, text, time_s."""
+        table = self._whole("events")
+        return table.take(numbers(np.argsort(values(table.column("time_s")), kind="stable")))
+
+    def dependencies(self) -> list[Dependencies]:
+        """The dependency graphs between named tensors, each once."""
+        return dependencies_of(self._whole("dependencies"))
+
+    def graph(self) -> Graph | None:
+        """The modules of the watched model, the calls seen and how data flowed, None if nothing was recorded of it."""
+        return read_graph(self.folder)
+
+    @property
+    def last_step(self) -> int | None:
+        """The last step of which anything was recorded, None if there is none; little is read for it."""
+        without = ("series", "dependencies", "bits")  # bits have no step that moments lack
+        last = max(self._catalogue.sources(table).last_step for table in TABLES if table not in without)
+        return last if last >= 0 else None
+
+    def _whole(self, table: str) -> pa.Table:
+        return self._catalogue.sources(table).read(SCHEMA[table].names, Wanted())
+
+    def _ordered(self, kind: str, table: pa.Table, *, history: bool) -> pa.Table:
+        table = in_order(kind, table)
+        return table if history else without_earlier(kind, table)
+
+    def _known(self, table: pa.Table, left_out: str = UNKNOWN_SERIES) -> pa.Table:
+        """The rows whose series is known. Series are written before the rows that use them, so looked at last."""
+        ours = key_columns(table, ("rank", "series"))
+        found = _are_among(ours, self._known_series())
+        self.problems[left_out] = int(np.count_nonzero(~found))
+        return table if found.all() else table.filter(flags(found))
+
+    def _known_series(self) -> list[Ids | Ints]:
+        """Rank and number of every known series, read again only when there are more."""
+        sources = self._catalogue.sources("series")
+        rows = sources.rows
+        if rows != self._series_rows:
+            self._series_keys = key_columns(sources.read(["rank", "series"], Wanted()), ("rank", "series"))
+            self._series_rows = rows
+        return self._series_keys
+
+
+def _are_among(ours: Sequence[Ids | Ints], known: Sequence[Ids | Ints]) -> Flags:
+    """Which pairs of rank and series are among the known ones."""
+    (rank, number), (known_rank, known_number) = ours, known
+    found = np.zeros(len(rank), np.bool_)
+    for one in np.unique(known_rank):
+        listed = known_number[known_rank == one]
+        mine = np.isin(number, listed) if len(known_rank) else found
+        found |= mine & (rank == one)
+    return found

@@ -1,0 +1,119 @@
+"""Kept values and statistics of samples: between their records and the rows of their tables."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from itertools import accumulate, pairwise
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from layerscope.errors import FormatError
+from layerscope.records import SAMPLE_STATISTICS, Floats, SampleStats, Value
+from layerscope.store.columns import large_binary, lists, numbers, texts
+from layerscope.store.format import SEGMENT_SCHEMA
+
+Array = npt.NDArray[Any]  # of one of the types below
+DTYPES = {
+    name: np.dtype(name).newbyteorder("<")
+    for name in (
+        *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
+        *("float16", "float32", "float64", "complex64", "complex128"),
+    )
+}
+_NAMES = {  # a look-up costs a tenth of asking a dtype for its name
+    dtype: name for name, little in DTYPES.items() for dtype in (little, little.newbyteorder(">"))
+}
+MOST_BYTES = 1 << 30  # of one array: Parquet holds less than twice as much in one place
+
+
+def why_not(value: Value) -> str | None:
+    """Why a value cannot be kept, None if it can."""
+    if value.array.dtype not in _NAMES:
+        return f"its type {value.array.dtype} is none of {', '.join(DTYPES)}"
+    return None if value.array.nbytes <= MOST_BYTES else f"it has {value.array.nbytes} bytes, more than {MOST_BYTES}"
+
+
+def values_batch(items: Sequence[Value]) -> pa.RecordBatch:
+    """Rows of the table of values."""
+    names = [_NAMES[item.array.dtype] for item in items]
+    columns = [
+        *_sampled(items),
+        texts(names),
+        lists([item.array.shape for item in items]),
+        _joined([_bytes(item.array, DTYPES[name]) for item, name in zip(items, names, strict=True)]),
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=SEGMENT_SCHEMA["values"])
+
+
+def _bytes(array: Array, dtype: np.dtype[Any]) -> bytes:
+    return array.tobytes() if array.dtype == dtype else array.astype(dtype).tobytes()
+
+
+def sample_stats_batch(items: Sequence[SampleStats]) -> pa.RecordBatch:
+    """Rows of the table of statistics of samples."""
+    columns = [*_sampled(items), _joined([item.numbers.astype("<f8", copy=False).tobytes() for item in items])]
+    return pa.RecordBatch.from_arrays(columns, schema=SEGMENT_SCHEMA["sample_stats"])
+
+
+def _sampled(items: Sequence[Value] | Sequence[SampleStats]) -> list[pa.Array]:
+    samples = [item.samples for item in items]
+    offsets = np.array([0, *accumulate(map(len, samples))], np.int32)
+    flat = np.concatenate(samples).astype(np.int64)
+    return [
+        numbers(np.array([item.step for item in items], np.int64)),
+        numbers(np.array([item.series for item in items], np.int32)),
+        pa.ListArray.from_arrays(numbers(offsets), numbers(flat)),
+    ]
+
+
+def _joined(contents: Sequence[bytes]) -> pa.Array:
+    offsets = np.array([0, *accumulate(map(len, contents))], np.int64)
+    return large_binary(offsets, b"".join(contents))
+
+
+def arrays_of(values: pa.Table) -> list[Array]:
+    """The arrays in rows of the table of values, as they were recorded."""
+    described = list(zip(values["dtype"].to_pylist(), values["shape"].to_pylist(), strict=True))
+
+    def read(row: int, content: memoryview) -> Array:
+        name, shape = described[row]
+        dtype = DTYPES.get(name)
+        if dtype is None or math.prod(shape) * dtype.itemsize != len(content):
+            raise _wrong(values, row)
+        return np.frombuffer(content, dtype).astype(dtype.newbyteorder("=")).reshape(shape)
+
+    return _read(values, read)
+
+
+def numbers_of(sample_stats: pa.Table) -> list[Floats]:
+    """The numbers in rows of the table of statistics of samples: a row for each sample, columns SAMPLE_STATISTICS."""
+
+    def read(row: int, content: memoryview) -> Floats:
+        if len(content) % (8 * len(SAMPLE_STATISTICS)):
+            raise _wrong(sample_stats, row)
+        return np.frombuffer(content, "<f8").astype(np.float64).reshape(-1, len(SAMPLE_STATISTICS))
+
+    return _read(sample_stats, read)
+
+
+def _read(table: pa.Table, read: Callable[[int, memoryview], Array]) -> list[Array]:
+    found: list[Array] = []
+    for chunk in table["content"].chunks:
+        _, places, data = chunk.buffers()
+        if len(chunk):
+            content = memoryview(data or b"")
+            bounds = np.frombuffer(places, np.int64, len(chunk) + 1, chunk.offset * 8).tolist()
+            found += [read(row, content[a:b]) for row, (a, b) in enumerate(pairwise(bounds), start=len(found))]
+    return found
+
+
+def _wrong(table: pa.Table, row: int) -> FormatError:
+    step, series = (table[name][row].as_py() for name in ("step", "series"))
+    return FormatError(
+        f"A kept value (step {step}, series {series}) is damaged: its bytes do not fit its shape. "
+        "Restore the run from a copy, or leave out that step."
+    )
