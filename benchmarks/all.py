@@ -17,9 +17,11 @@ ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "performance.md"
 TABLES = {
     "watch": "Watching a training",
+    "recorder": "Recording named tensors",
     "trace": "Tracing a pass",
     "kernel": "Summaries of tensors",
     "store": "Writing and reading runs",
+    "page": "The page",
     "imports": "Importing",
 }
 

@@ -12,6 +12,7 @@ from layerscope.version import __version__
 
 if TYPE_CHECKING:
     from layerscope.api import attach, draw, open, summary, trace, tracing, ui, watch
+    from layerscope.capture.named import Depth
     from layerscope.capture.schedule import Schedule
     from layerscope.compared import compare
     from layerscope.errors import LayerscopeError
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from layerscope.traced import Trace
 
 __all__ = [
+    "Depth",
     "LayerscopeError",
     "Run",
     "Schedule",
@@ -36,6 +38,7 @@ __all__ = [
 ]
 
 _HOME = {
+    "Depth": "layerscope.capture.named",
     "LayerscopeError": "layerscope.errors",
     "Run": "layerscope.recorded",
     "Schedule": "layerscope.capture.schedule",

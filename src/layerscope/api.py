@@ -12,14 +12,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from layerscope.capture.attached import audience
-from layerscope.capture.schedule import Schedule
 from layerscope.errors import LayerscopeWarning, MissingError, SelectError, StateError
 
 if TYPE_CHECKING:
     from torch import nn
     from torch.optim import Optimizer
 
+    from layerscope.capture.cadence import Every
     from layerscope.capture.keeping import KeepIf
+    from layerscope.capture.named import Depth
     from layerscope.capture.recorder import Recorder, When
     from layerscope.capture.torch.intake import Extent, OwnStatistics
     from layerscope.capture.torch.targets import Choices, Selection
@@ -33,11 +34,11 @@ PROJECT = Path("runs")  # where runs go, and are looked for, when nothing is sai
 
 
 def watch(  # noqa: PLR0913  the one verb that takes everything about a recording
-    model: nn.Module,
+    model: nn.Module | None,
     optimizer: Optimizer | Iterable[Optimizer] | None = None,
     *,
     to: str | Path | None = None,
-    every: int | Schedule = 10,
+    every: Every = 10,
     kinds: Choices = DEFAULT_KINDS,
     sites: Choices = "*",
     exclude: Choices = (),
@@ -46,6 +47,9 @@ def watch(  # noqa: PLR0913  the one verb that takes everything about a recordin
     sample: int | None = None,
     statistics: OwnStatistics | None = None,
     resume: bool | int = False,
+    depth: str | Depth = "samples",
+    ring: int = 0,
+    enabled: bool = True,
 ) -> Recorder:
     """A recorder of the model's training: call its `step(loss=…)` after every optimizer step.
 
@@ -57,24 +61,29 @@ def watch(  # noqa: PLR0913  the one verb that takes everything about a recordin
     glob, compiled regular expression or module class. `sample=1_000_000` counts of larger tensors only so many
     elements, evenly spread; `statistics` is a function of your own from a tensor to named numbers. The optimizer is
     found by itself when none is given. Nothing of the model, its gradients or the random state is changed.
+
+    Without a model, only what the loop itself names with `record()` is recorded. `every` may be a dict, from types of
+    steps (`begin(type=…)`; globs) to numbers or schedules. `depth` is how much is kept of named tensors. `ring` is how
+    many ended steps stay in memory, so that `keep()` may decide late. `enabled=False`: one that does nothing.
     """
-    if os.environ.get("LAYERSCOPE_DISABLED", "") not in ("", "0"):
+    if not enabled or os.environ.get("LAYERSCOPE_DISABLED", "") not in ("", "0"):
         from layerscope.capture.recorder import DisabledRecorder
 
         return DisabledRecorder(int(resume) if resume is not True else 0)
     _need_torch("watch()")
     from layerscope.capture.budget import Budget
     from layerscope.capture.keeping import Keeping
+    from layerscope.capture.named import Depth
     from layerscope.capture.recorder import When
     from layerscope.capture.torch.intake import Extent
     from layerscope.capture.torch.targets import choose
 
     selection = choose(model, optimizer, kinds, sites, exclude)
-    schedule = every if isinstance(every, Schedule) else Schedule(every=every)
+    how_deep = depth if isinstance(depth, Depth) else Depth(depth)
     if resume is not False and to is None:
         raise StateError("resume needs `to`: the folder of the run that goes on.")
     folder = Path(to) if to is not None else PROJECT / _new_name(model)
-    when = When(schedule, Budget(budget), Keeping(keep_if))
+    when = When(every, Budget(budget), Keeping(keep_if), ring, how_deep)
     return _recorder(selection, when, Extent(sample, statistics), folder, resume=resume)
 
 
@@ -114,7 +123,7 @@ def _need_torch(call: str) -> None:
 
 
 def _new_name(model: object) -> str:
-    return f"{type(model).__name__.lower()}-{time.strftime('%Y%m%d-%H%M%S')}"
+    return f"{'run' if model is None else type(model).__name__.lower()}-{time.strftime('%Y%m%d-%H%M%S')}"
 
 
 def _next_step(folder: Path) -> int:

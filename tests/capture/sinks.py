@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from layerscope.records import Event, Floats, Kind, Mode, Record, Series, Summaries
+from layerscope.records import Dependencies, Event, Floats, Kind, Link, Mode, NamedNode, Record, Series, Summaries
 from layerscope.stats import derive, spec
 
 
@@ -14,6 +14,7 @@ from layerscope.stats import derive, spec
 class ListSink:
     series: list[Series] = field(default_factory=list)
     records: list[Record] = field(default_factory=list)
+    graphs: list[Dependencies] = field(default_factory=list)
     closed: bool = False
     cpu_s: float = 0.0
 
@@ -21,6 +22,13 @@ class ListSink:
         if series not in self.series:
             self.series.append(series)
         return self.series.index(series)
+
+    def dependencies_id(self, nodes: tuple[NamedNode, ...], links: tuple[Link, ...]) -> int:
+        for graph in self.graphs:
+            if (graph.nodes, graph.links) == (nodes, links):
+                return graph.number
+        self.graphs.append(Dependencies(len(self.graphs), nodes, links))
+        return len(self.graphs) - 1
 
     def put(self, record: Record) -> None:
         self.records.append(record)

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from layerscope.capture.dependencies import Dependence
 from layerscope.records import Extras, Floats, Kind, Mode, Reading, Record, Series, Sink, Summaries
 from layerscope.stats import combine
 from layerscope.stats.kernel import Arena
@@ -22,6 +23,8 @@ class Taken(NamedTuple):
 
     summaries: int
     bytes: int
+    records: tuple[Record, ...] = ()
+    dependence: Dependence | None = None  # between tensors that were named, if any were
 
 
 class Collector:
@@ -41,17 +44,32 @@ class Collector:
         self._readings: dict[int, Reading | None] = {}  # of series that a scale may be on
         self._lock = threading.Lock()  # forward hooks may run in several threads
 
-    def add(self, tensor: object, identity: Identity, shape: tuple[int, ...], row: int | None = None) -> int:
-        """Count a tensor into a series; `row` is that of its summary if this step already made it. Gives the row."""
+    def summarise(self, tensor: object) -> int:
+        """Row of the tensor's summary, which is in no series yet."""
         with self._lock:
-            if row is None:
-                row = self._add_tensor(self._arena, tensor)
-            number = self._numbers.get(identity)
-            if number is None:
-                number = self._numbers[identity] = self._sink.series_id(Series(*identity, shape))
-                self._readings[number] = _scaled_at(identity)
+            return self._add_tensor(self._arena, tensor)
+
+    def count(self, row: int, identity: Identity, shape: tuple[int, ...]) -> None:
+        """Count a summary into a series."""
+        with self._lock:
+            self._rows.setdefault(self._number(identity, shape), []).append(row)
+
+    def number(self, identity: Identity, shape: tuple[int, ...]) -> int:
+        """Number of a series."""
+        with self._lock:
+            return self._number(identity, shape)
+
+    def count_into(self, number: int, row: int) -> None:
+        """Count a summary into a series whose number is known."""
+        with self._lock:
             self._rows.setdefault(number, []).append(row)
-            return row
+
+    def _number(self, identity: Identity, shape: tuple[int, ...]) -> int:
+        number = self._numbers.get(identity)
+        if number is None:
+            number = self._numbers[identity] = self._sink.series_id(Series(*identity, shape))
+            self._readings[number] = _scaled_at(identity)
+        return number
 
     def add_extra(self, row: int, name: str, value: float) -> None:
         """Keep a number that a summary does not hold with the tensor of the row."""
@@ -69,12 +87,12 @@ class Collector:
     def discard(self) -> None:
         """Forget the step in progress."""
         with self._lock:
-            if self._rows:
-                self._rows, self._extras = {}, {}
+            self._rows, self._extras = {}, {}
+            if len(self._arena):
                 self._arena.drain()
 
     def finish(self, step: int, scales: Mapping[Reading, float | None] = MappingProxyType({})) -> Taken:
-        """Hand the step's summaries to the sink and start over.
+        """The step's summaries; and start over.
 
         `scales` are the factors that were on gradients, by when these were read: they are divided by them, and left out
         if the factor is not known.
@@ -88,10 +106,8 @@ class Collector:
         if not rows:
             return Taken(0, 0)
         record = _gathered(step, rows, summaries, np.array([scale_of[number] for number in rows], np.float64))
-        self._sink.put(record)
-        if extras:
-            self._sink.put(_extras(step, rows, extras))
-        return Taken(len(summaries.m), record.moments.nbytes + record.bits.nbytes)
+        records = (record, _extras(step, rows, extras)) if extras else (record,)
+        return Taken(len(summaries.m), record.moments.nbytes + record.bits.nbytes, records)
 
 
 def _scaled_at(identity: Identity) -> Reading | None:

@@ -9,21 +9,37 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, SupportsFloat
 
 from layerscope.capture.budget import Budget
+from layerscope.capture.cadence import Cadence, Every
 from layerscope.capture.collector import Taken
+from layerscope.capture.dependencies import Book
+from layerscope.capture.inloop import EndedStep, InLoop, Ring
 from layerscope.capture.keeping import Keeping
-from layerscope.capture.schedule import Schedule
+from layerscope.capture.named import Balance, Depth, NamedStep, Reader
 from layerscope.errors import LayerscopeWarning, StateError
-from layerscope.records import Cost, Event, Kpi, Sink
+from layerscope.records import STEP_TYPE, Cost, Event, Kpi, Sink
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 
-COLUMNS = ("step", "time_s")  # of every table of KPIs
+COLUMNS = ("step", "time_s", "type")  # of every table of KPIs
+
+
+class NamedListener(Reader, Protocol):
+    """Reads what the user names in the step in progress."""
+
+    def begin(self, *, expected: bool, traced: bool) -> None:
+        """Make ready for a step, in which it is certain or not that something will be named."""
+        ...
 
 
 class Listener(Protocol):
     """A framework's side of a recorder: reads tensors while it is attached."""
+
+    @property
+    def named(self) -> NamedListener:
+        """Reads what the user names."""
+        ...
 
     def attach(self) -> None:
         """Put the hooks in place."""
@@ -37,8 +53,8 @@ class Listener(Protocol):
         """Forget the step in progress."""
         ...
 
-    def finish(self, step: int) -> Taken:
-        """Read what is read at the end of a step and hand over the step's summaries."""
+    def finish(self, step: int, now: NamedStep) -> Taken:
+        """Read what is read at the end of a step and hand over all of the step."""
         ...
 
     def has_heard(self) -> bool:
@@ -58,12 +74,14 @@ class Listener(Protocol):
 class When:
     """Which steps are recorded."""
 
-    schedule: Schedule
+    every: Every
     budget: Budget = field(default_factory=Budget)
     keeping: Keeping = field(default_factory=Keeping)  # decides at the end of steps that the schedule does not want
+    ring: int = 0  # of so many steps all is held after they ended
+    depth: Depth = field(default_factory=Depth)
 
 
-class Recorder:
+class Recorder(InLoop):
     """Records a training: call `step()` once per optimizer step, and `close()` it, or use it in a `with` block.
 
     A step the schedule does not want has no hooks in place and costs nothing, unless `keep_if` may want it in the end.
@@ -73,9 +91,13 @@ class Recorder:
         self.path: Path | None = None  # the run's folder, where there is one
         self._sink = sink
         self._listener = listener
-        self._schedule = when.schedule
+        self._cadence = Cadence(when.every)
         self._budget = when.budget
         self._keeping = when.keeping
+        self._depth = when.depth
+        self._ring = Ring(when.ring)
+        self._balance = Balance()
+        self._book = Book(sink)
         self._first_step = self._step = first_step
         self._names: dict[str, str] = {}
         self._listening = False
@@ -104,19 +126,44 @@ class Recorder:
         taken = self._end(kept=kept) if self._listening else None
         now = time.time()
         for name, number in numbers.items():
-            self._sink.put(Kpi(self._step, name, number, now))
+            self._sink.put(Kpi(self._step, name, number, now, self._type))
         self._account(taken, entered_s, hooks_s)
         self._step += 1
         self._listen()
 
     def _end(self, *, kept: bool) -> Taken | None:
-        """Hand over the step, or forget it if nobody wants it."""
-        if not self._wanted and not kept:
+        """Hand over the step, or hold it, or forget it if nobody wants it."""
+        now = self._now
+        assert now is not None
+        late = now.late
+        reason = "schedule" if self._wanted else "keep_if" if kept else ""
+        reason = late.reason if late is not None else reason
+        if not reason and not self._ring.size:
             self._listener.discard()
             return None
-        if not self._wanted:
-            self._sink.put(Event(self._step, "kept", "keep_if kept this step.", time.time()))
-        return self._listener.finish(self._step)
+        ended = EndedStep(self._step, self._listener.finish(self._step, now), now)
+        if ended.taken.dependence is not None:
+            self._book.learn(now.type, ended.taken.dependence)
+        if not reason:
+            self._ring.hold(ended)
+            return None
+        before = self._ring.size if kept else 0 if late is None else late.before
+        for earlier in self._ring.take(self._step - before):
+            self._put(earlier, f"before step {self._step}")
+        self._put(ended, reason)
+        self._cadence.note(self._step, now.type)
+        return ended.taken
+
+    def _put(self, ended: EndedStep, reason: str) -> None:
+        """Hand over a step that has ended."""
+        if reason != "schedule":
+            self._sink.put(Event(ended.step, "kept", f"Kept: {reason}.", time.time()))
+        for record in ended.taken.records:
+            self._sink.put(record)
+        if ended.taken.dependence is not None:
+            info = ended.now.info(ended.step, reason)
+            self._balance.note(info.categories)
+            self._book.put(info, ended.taken.dependence)
 
     def _account(self, taken: Taken | None, entered_s: float, hooks_s: float) -> None:
         """Keep what the step took and, if it was recorded, what that cost."""
@@ -139,15 +186,18 @@ class Recorder:
         if self._closed:
             return
         self._closed = True
+        unended = self._step == self._first_step and self._listening and self._listener.has_heard()
         try:
-            if self._step == self._first_step and self._listening and self._listener.has_heard():
-                text = "The recorder was closed before its first step ended: call step() once per optimizer step."
-                warnings.warn(text, LayerscopeWarning, stacklevel=2)
             self._listener.close()
+            self._book.close()
         finally:
+            self._now = None
             if self._step > self._first_step:  # also steps without KPIs count when the run is resumed
                 self._sink.put(Event(self._step - 1, "info", "Recording ended.", time.time()))
             self._sink.close()
+        if unended:
+            text = "The recorder was closed before its first step ended: call step() once per optimizer step."
+            warnings.warn(text, LayerscopeWarning, stacklevel=2)
 
     def _name(self, name: str) -> str:
         """A KPI's name, if tables and SQL, which ignores case, can tell it from the others."""
@@ -162,17 +212,34 @@ class Recorder:
             )
         return name
 
-    def _listen(self) -> None:
+    def _listen(self, type: str | None = None) -> None:
+        """Listen to the step that begins, if it may be wanted."""
         began_s = time.perf_counter()
+        self._type = STEP_TYPE if type is None else type
         affordable = self._budget.affords()
-        self._wanted = affordable and self._schedule.wants(self._step)
-        listening = self._wanted or (affordable and self._keeping.is_late)
-        if listening and not self._listening:
-            self._listener.attach()
-        elif self._listening and not listening:
-            self._listener.detach()
-        self._listening = listening
+        self._wanted = affordable and self._cadence.wants(self._step, type)
+        if not self._wanted and not (affordable and (self._keeping.is_late or self._ring.size)):
+            self._stop_listening()
+        else:
+            if not self._listening:
+                self._listener.attach()
+            self._listening = True
+            named = self._listener.named
+            self._now = NamedStep(named, self._depth, self._ring.size > 0, self._book.known, self._type)
+            named.begin(expected=type is not None, traced=self._book.wants(self._type))
         self._listening_s = time.perf_counter() - began_s
+
+    def _stop_listening(self) -> None:
+        if self._listening:
+            self._listener.detach()
+        self._listening, self._now = False, None
+
+    def _begin(self, type: str) -> None:
+        spent_s = self._listening_s
+        if self._now is not None and self._now.entries:
+            self._listener.discard()
+        self._listen(type)
+        self._listening_s += spent_s
 
     def _must_be_open(self, call: str) -> None:
         if self._closed:
@@ -205,6 +272,15 @@ class DisabledRecorder(Recorder):
         self._step += 1
 
     def note(self, text: str) -> None:
+        """Do nothing."""
+
+    def begin(self, type: str = STEP_TYPE) -> None:
+        """Do nothing."""
+
+    def keep(self, *args: object, **kwargs: object) -> None:
+        """Do nothing."""
+
+    def discard(self) -> None:
         """Do nothing."""
 
     def close(self) -> None:

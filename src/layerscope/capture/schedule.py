@@ -59,11 +59,17 @@ class Schedule:
 
     def wants(self, step: int) -> bool:
         """Whether the step is recorded."""
-        if step in self._listed or (self.rule is not None and self.rule(step)):
+        if self.picks(step):
             return True
-        if self.every is None or step < self.start or (self.stop is not None and step >= self.stop):
-            return False
-        return _is_due(step - self.start, self.every, self.back_off)
+        return self.every is not None and self.covers(step) and _is_due(step - self.start, self.every, self.back_off)
+
+    def picks(self, step: int) -> bool:
+        """Whether the step itself is meant, by the list or by the rule."""
+        return step in self._listed or (self.rule is not None and self.rule(step))
+
+    def covers(self, step: int) -> bool:
+        """Whether the step lies where every n-th is recorded."""
+        return self.every is not None and step >= self.start and (self.stop is None or step < self.stop)
 
 
 def _is_due(offset: int, every: int, back_off: float) -> bool:

@@ -15,6 +15,7 @@
 #include <Python.h>
 #include "_kernel_blocks.h"
 #include "_kernel_threads.h"
+#include "_kernel_rows.h"
 
 /* The caller's memory for one tensor at a time. */
 typedef struct {
@@ -191,6 +192,12 @@ static void fill_rows(const tensor *x, Py_ssize_t tensors, target *to, int threa
     set_rules(rules);
 }
 
+static void fill_numbers(const tensor *x, int64_t rows, double *to) {
+    uint64_t rules = set_rules(DEFAULT_RULES);
+    best_rows(x, rows, to);
+    set_rules(rules);
+}
+
 /* ---- Python ---- */
 
 static int64_t number_at(PyObject *plan, Py_ssize_t place) {
@@ -239,7 +246,30 @@ static PyObject *summarize(PyObject *module, PyObject *const *args, Py_ssize_t g
     return elements < 0 ? NULL : PyLong_FromLongLong(to->rows);
 }
 
+static PyObject *rows(PyObject *module, PyObject *const *args, Py_ssize_t given) {
+    (void)module;
+    if (given != 5) return PyErr_Format(PyExc_TypeError, "rows takes five numbers");
+    const char *address = PyLong_AsVoidPtr(args[0]);
+    int64_t count = PyLong_AsLongLong(args[1]), format = PyLong_AsLongLong(args[2]), number = PyLong_AsLongLong(args[3]);
+    double *to = PyLong_AsVoidPtr(args[4]);
+    if (PyErr_Occurred()) return NULL;
+    if (count < 0 || number < 0 || (format & 0xff) >= ONE_BYTE)
+        return PyErr_Format(PyExc_ValueError, "no matrix has %lld rows of format %lld", (long long)number,
+                            (long long)format);
+    tensor x = {address, count, (enum kind)(format & 0xff), 0, 0, NULL};
+    if (count >= RELEASE_GIL_FROM) {
+        Py_BEGIN_ALLOW_THREADS
+        fill_numbers(&x, number, to);
+        Py_END_ALLOW_THREADS
+    } else {
+        fill_numbers(&x, number, to);
+    }
+    Py_RETURN_NONE;
+}
+
 static PyMethodDef methods[] = {
+    {"rows", (PyCFunction)(void (*)(void))rows, METH_FASTCALL,
+     "rows(address, count, format, rows, to)\n\nMean, mean magnitude, standard deviation and largest magnitude of each."},
     {"summarize", (PyCFunction)(void (*)(void))summarize, METH_FASTCALL,
      "summarize([address, count, format, ...], target, threads) -> rows in the target\n\n"
      "format is the number of the storage type, plus 256 times the exponent field of its smallest normal number."},
@@ -248,6 +278,7 @@ static PyMethodDef methods[] = {
 
 static int fill(PyObject *module) {
     choose_instructions();
+    choose_rows();
     return PyModule_AddIntConstant(module, "SCRATCH_BYTES", sizeof(scratch));
 }
 

@@ -9,12 +9,15 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch.nn.parameter import is_lazy
 
 from layerscope.errors import SelectError
+from layerscope.records import Floats
 from layerscope.stats import kernel
-from layerscope.stats.formats import BYTES, STORED
+from layerscope.stats.formats import BYTES, STORED, WORDS
+from layerscope.stats.rows import RowArena
 
 #: Complex numbers are summarised by their magnitude.
 _MAGNITUDES = {torch.complex32: torch.complex64, torch.complex64: torch.complex64, torch.complex128: torch.complex128}
@@ -22,6 +25,8 @@ _MAGNITUDES = {torch.complex32: torch.complex64, torch.complex64: torch.complex6
 _NUMBER = {getattr(torch, name): kernel.format_number(name) for name in STORED if hasattr(torch, name)}
 _ONE_BYTE = {getattr(torch, name) for name in BYTES if hasattr(torch, name)}  # older versions lack some
 _MOST_THREADS = 4
+_SMALL_MATRIX = 256  # columns: for more, all singular values take longer than the largest alone
+_LEAST_ROUNDS, _MOST_ROUNDS = 8, 200
 
 
 def dtype_name(tensor: torch.Tensor) -> str:
@@ -67,6 +72,57 @@ def add_many(arena: kernel.Arena, tensors: Sequence[torch.Tensor]) -> tuple[list
         return list(planned), errors
     following = iter(planned)
     return [apart[i] if i in apart else next(following) for i in range(len(tensors))], errors
+
+
+def sample_statistics(arena: RowArena, tensor: torch.Tensor, batch_dim: int) -> Floats:
+    """The `SAMPLE_STATISTICS` of each sample of a batch; of complex numbers, those of their magnitudes."""
+    samples = tensor.shape[batch_dim]
+    place = _in_place(tensor) if batch_dim == 0 else None
+    if place is None or place[2] & 255 >= len(WORDS):
+        with torch.no_grad():
+            tensor = tensor.detach().movedim(batch_dim, 0)
+            tensor = (tensor.abs() if tensor.is_complex() else tensor).cpu()
+            tensor = (tensor if _NUMBER.get(tensor.dtype, 255) & 255 < len(WORDS) else tensor.float()).contiguous()
+        place = [tensor.resolve_neg().data_ptr(), tensor.numel(), _NUMBER[tensor.dtype]]
+    address, count, number = place
+    return arena.add(address, count, number, samples)
+
+
+def largest_singular_value(matrix: torch.Tensor) -> float:
+    """The largest singular value of a matrix of real or complex numbers; NaN if they are not all finite."""
+    with torch.no_grad():
+        wide = matrix.detach().to(torch.complex128 if matrix.is_complex() else torch.float64).cpu()
+        if wide.numel() == 0 or not bool(torch.isfinite(wide).all()):
+            return 0.0 if wide.numel() == 0 else math.nan
+        wide = wide if wide.shape[0] >= wide.shape[1] else wide.mH
+        size = float(wide.abs().max()) or 1.0  # so that no square leaves its range
+        wide = wide / size
+        if wide.shape[1] <= _SMALL_MATRIX:
+            return size * math.sqrt(max(float(torch.linalg.eigvalsh(wide.mH @ wide)[-1]), 0.0))
+        return size * _by_lanczos(wide)
+
+
+def _by_lanczos(matrix: torch.Tensor) -> float:
+    """The same for a large one, by Lanczos's iteration from a fixed start, until it no longer moves."""
+    vectors = [torch.linspace(1.0, 2.0, matrix.shape[1], dtype=matrix.dtype)]
+    vectors[0] /= torch.linalg.vector_norm(vectors[0])
+    found = 0.0
+    diagonal: list[float] = []
+    beside: list[float] = []
+    for _ in range(_MOST_ROUNDS):
+        image = matrix.mH @ (matrix @ vectors[-1])
+        diagonal.append(float(torch.vdot(vectors[-1], image).real))
+        basis = torch.stack(vectors, 1)
+        image -= basis @ (basis.mH @ image)
+        image -= basis @ (basis.mH @ image)  # once leaves rounding errors that grow
+        rest = float(torch.linalg.vector_norm(image))
+        off = np.diag(beside, 1) if beside else 0.0
+        before, found = found, float(np.linalg.eigvalsh(np.diag(diagonal) + off + np.transpose(off))[-1])
+        if rest <= 1e-14 * max(diagonal) or (len(vectors) > _LEAST_ROUNDS and found - before <= 1e-15 * found):
+            break
+        beside.append(rest)
+        vectors.append(image / rest)
+    return math.sqrt(max(found, 0.0))
 
 
 def thinned(tensor: torch.Tensor, most: int) -> torch.Tensor:

@@ -39,7 +39,7 @@ class Gradients:
     """Reads gradients of the chosen kinds while backward runs, in the step in which their tensors were made."""
 
     def __init__(self, intake: Intake, guard: Guard, kinds: frozenset[Kind]) -> None:
-        self._intake = intake
+        self.intake = intake
         self._guard = guard
         self._kinds = kinds
         self._step = 0  # a graph may outlive its step: its hooks then do nothing
@@ -60,20 +60,21 @@ class Gradients:
         return kind in self._kinds or _NORM.get(kind) in self._kinds
 
     def follow(self, tensor: Tensor, place: Place) -> None:
-        """Read the tensor's whole gradient whenever a backward has computed it."""
+        """Read the tensor's whole gradient into its series, with every backward."""
         known = self._followed.get(id(tensor))
         if known is not None and known[0]() is tensor and known[1] == tensor._version:
             known[2].append(place)
             return
         places = [place]
         self._followed[id(tensor)] = (weakref.ref(tensor), tensor._version, places)
-        self._when_computed(tensor, lambda gradient: self._emit(gradient, places))
+        self.when_computed(tensor, lambda gradient: self._emit(gradient, places))
 
     def notice(self, tensor: Tensor) -> None:
         """Only note that a backward came by."""
-        self._when_computed(tensor, lambda gradient: None)
+        self.when_computed(tensor, lambda gradient: None)
 
-    def _when_computed(self, tensor: Tensor, read: Callable[[Tensor], None]) -> None:
+    def when_computed(self, tensor: Tensor, read: Callable[[Tensor], None]) -> None:
+        """Have the function called with the tensor's whole gradient whenever a backward has computed it."""
         step = self._step
 
         def listen(gradient: Tensor | None) -> None:
@@ -140,11 +141,11 @@ class Gradients:
         norms: Tensor | None = None
         for place in places:
             if place.kind in self._kinds:
-                self._intake.add(gradient, place)
+                self.intake.add(gradient, place)
             norm = _NORM.get(place.kind)
             if norm is not None and norm in self._kinds and gradient.layout is torch.strided:
                 norms = _per_sample(gradient) if norms is None else norms
-                self._intake.add(norms, place._replace(kind=norm))
+                self.intake.add(norms, place._replace(kind=norm))
 
 
 def gradient_place(site: str, port: str, kind: Kind, mode: Mode) -> Place:

@@ -60,25 +60,32 @@ class Intake:
         self._seen.clear()
 
     def add(self, tensor: Tensor, place: Place) -> int | None:
+        """Row of the tensor's summary, which is counted into its series; None if the tensor cannot be read."""
+        row = self.read(tensor, place.site, place.kind)
+        if row is not None:
+            self.collector.count(row, (*place, dtype_name(tensor)), tuple(tensor.shape))
+        return row
+
+    def read(self, tensor: Tensor, site: str, kind: Kind) -> int | None:
         """Row of the tensor's summary, made now or earlier in the step; None if it cannot be read."""
+        known = self._known(tensor)
+        if known is not None:
+            return known
         try:
-            known = self._known(tensor)
-            read = tensor if self._sample is None or known is not None else thinned(tensor, self._sample)
-            row = self.collector.add(read, (*place, dtype_name(tensor)), tuple(tensor.shape), known)
+            row = self.collector.summarise(tensor if self._sample is None else thinned(tensor, self._sample))
         except LayerscopeError as error:
             if is_functorch_wrapped_tensor(tensor):
                 self._leave_out(
                     "torch.func", "Tensors inside transforms of torch.func have no values, and are left out."
                 )
             else:
-                what = f"{place.kind.value} of {place.site!r}"
+                what = f"{kind.value} of {site!r}"
                 self._leave_out(what, f"{what} is not recorded: {error}")
             return None
-        if known is None:
-            if not tensor.is_inference():  # which has no version to tell whether it changed
-                self._seen[id(tensor)] = (weakref.ref(tensor), tensor._version, row)
-            if self._own is not None:
-                self._add_own(tensor, row)
+        if not tensor.is_inference():  # which has no version to tell whether it changed
+            self._seen[id(tensor)] = (weakref.ref(tensor), tensor._version, row)
+        if self._own is not None:
+            self._add_own(tensor, row)
         return row
 
     def add_changing(self, tensor: Tensor, place: Place) -> int | None:

@@ -12,15 +12,17 @@ from torch.utils.hooks import RemovableHandle
 
 from layerscope.capture.attached import audience
 from layerscope.capture.collector import Collector, Taken
+from layerscope.capture.named import NamedStep
 from layerscope.capture.torch.forwards import FORWARD_KINDS, Forwards
 from layerscope.capture.torch.gradients import Gradients
 from layerscope.capture.torch.guard import Guard
 from layerscope.capture.torch.hooks import compiled_parts, is_recorded_by_others
 from layerscope.capture.torch.intake import Extent, Intake
+from layerscope.capture.torch.named import NamedTensors, Settings
 from layerscope.capture.torch.parameters import Parameters
 from layerscope.capture.torch.structure import Structure
 from layerscope.capture.torch.targets import Selection, Targets, module_nodes
-from layerscope.records import CallNode, Edge, Graph, Kind, Reading
+from layerscope.records import CallNode, Edge, Graph, Kind, Reading, Value
 
 if TYPE_CHECKING:
     from layerscope.capture.torch.compiled import CompiledModules
@@ -41,6 +43,7 @@ class TorchListener:
         collector: Collector,
         report: Callable[[str, str], None],
         extent: Extent,
+        settings: Settings,
     ) -> None:
         def warn(text: str) -> None:
             report("warning", text)
@@ -53,6 +56,7 @@ class TorchListener:
         self._guard = Guard(warn, self.detach)
         self._intake = Intake(collector, warn, extent)
         self._gradients = Gradients(self._intake, self._guard, selection.kinds)
+        self.named = NamedTensors(self._gradients, self._guard, selection, settings)
         self._forwards = Forwards(self._intake, self._gradients, self._guard, Structure(self._put_graph, warn))
         self._parameters = Parameters(self._intake, self._guard, selection.optimizers)
         self._told_unseen = False
@@ -117,10 +121,10 @@ class TorchListener:
         self._start_over()
         self._forwards.begin_step()
 
-    def finish(self, step: int) -> Taken:
-        """Read what is read at the end of a step and hand over its summaries."""
+    def finish(self, step: int, now: NamedStep) -> Taken:
+        """Read what is read at the end of a step and hand over all of it."""
         self._taken = Taken(0, 0)
-        self._guard.run(self._finish, step)
+        self._guard.run(self._finish, step, now)
         if not self._guard.failed:
             self.discard()
         return self._taken
@@ -133,7 +137,7 @@ class TorchListener:
         """Seconds the listener has taken in the training's threads since it was last asked."""
         return self._guard.taken_s()
 
-    def _finish(self, step: int) -> None:
+    def _finish(self, step: int, now: NamedStep) -> None:
         self._parameters.finish()
         scale = self._scale()
         scales = {Reading.BACKWARD: scale, Reading.STEP: self._parameters.scaling.left_on_gradients()}
@@ -141,7 +145,13 @@ class TorchListener:
             self._report(
                 "warning", "Gradients of outputs and inputs are left out: AMP's scale in this step is not known."
             )
-        self._taken = self._collector.finish(step, scales)
+        deep = self.named.finish(step, now, scale) if now.entries else ()
+        taken = self._collector.finish(step, scales)
+        if now.entries:
+            size = sum(record.array.nbytes for record in deep if isinstance(record, Value))
+            dependence = self.named.dependence(now)
+            taken = Taken(taken.summaries, taken.bytes + size, (*taken.records, *deep), dependence)
+        self._taken = taken
         self._tell_unseen()
 
     def _scale(self) -> float | None:
@@ -198,6 +208,7 @@ class TorchListener:
             )
 
     def _start_over(self) -> None:
+        self.named.start_over()
         self._collector.discard()
         self._intake.start_over()
         self._gradients.start_over()

@@ -9,50 +9,24 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from types import FrameType
-from typing import Any, ParamSpec
 
 from torch import Tensor, nn
 
 from layerscope.capture.callgraph import CallSeen, Made, Port, call_nodes, edges
+from layerscope.capture.torch.forgiving import ForgivingTracer
 from layerscope.capture.torch.targets import numbered
 from layerscope.capture.torch.tensors import inputs_in, tensors_in
 from layerscope.capture.torch.trace.modulecalls import ModuleCall, switchboard
-from layerscope.capture.torch.trace.tracer import Tracer
 from layerscope.records import CallNode, Edge
 
-P = ParamSpec("P")
 MOST_TRACED = 24  # a model that never does the same twice is not traced for ever
-
-
-class _ForgivingTracer(Tracer):
-    """A tracer whose errors do not reach the training: it gives up instead."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__(model, keep=False, gradients=False)
-        self.ops.forgiving = True
-
-    def before_module(self, module: nn.Module, args: tuple[Any, ...], frame: FrameType) -> None:
-        """Begin the call of a module."""
-        self.attempt(super().before_module, module, args, frame)
-
-    def after_module(self, module: nn.Module, result: object, frame: FrameType) -> None:
-        """End the call of a module."""
-        self.attempt(super().after_module, module, result, frame)
-
-    def attempt(self, listen: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> None:
-        """Call the function, unless something went wrong before; if something goes wrong now, remember it."""
-        if self.ops.trouble is None:
-            try:
-                listen(*args, **kwargs)
-            except Exception as error:  # noqa: BLE001  a bug of ours must not stop somebody's training
-                self.ops.trouble = error
 
 
 class TracedForward:
     """One traced forward: listens beside the tracer, and knows what each call takes and gives by its ports."""
 
     def __init__(self, model: nn.Module, members: Mapping[nn.Module, str]) -> None:
-        self.tracer = _ForgivingTracer(model)
+        self.tracer = ForgivingTracer(model)
         self._members = members
         self._numbers: Counter[str] = Counter()
         self._calls: list[CallSeen] = []

@@ -57,6 +57,11 @@ class Selection:
         self._found: list[object] = []
         self._targets: Targets | None = None
 
+    @property
+    def is_bare(self) -> bool:
+        """Whether there is no model: only what the user names is recorded."""
+        return type(self.model) is nn.Module
+
     def targets(self) -> Targets:
         """The modules, parameters and buffers as they are now."""
         modules = {path or ROOT: module for path, module in self.model.named_modules()}
@@ -98,13 +103,15 @@ def _same(one: list[object], other: list[object]) -> bool:
 
 
 def choose(
-    model: nn.Module,
+    model: nn.Module | None,
     optimizer: Optimizer | Iterable[Optimizer] | None,
     kinds: Choices,
     sites: Choices,
     exclude: Choices = (),
 ) -> Selection:
     """The selection that the user's words make; an error if they select nothing."""
+    if model is None:
+        model, optimizer = nn.Module(), None  # whichever optimizer steps
     if not isinstance(model, nn.Module):
         raise SelectError(f"watch() needs a torch.nn.Module, not {type(model).__name__}. Give the model itself.")
     if is_wrapper(model):
@@ -124,7 +131,8 @@ def choose(
         raise SelectError(
             f"Nothing would be recorded: sites={sites!r} and kinds={kinds!r} leave no module or parameter."
         )
-    _warn_of_strangers(model, selection.optimizers)
+    if not selection.is_bare:
+        _warn_of_strangers(model, selection.optimizers)
     return selection
 
 

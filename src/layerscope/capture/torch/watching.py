@@ -8,6 +8,7 @@ from layerscope.capture.collector import Collector
 from layerscope.capture.recorder import Recorder, When
 from layerscope.capture.torch.intake import Extent
 from layerscope.capture.torch.listener import TorchListener
+from layerscope.capture.torch.named import Settings
 from layerscope.capture.torch.targets import Selection, module_nodes
 from layerscope.records import Event, Graph, Sink
 from layerscope.stats.torch import add
@@ -21,7 +22,9 @@ def record(selection: Selection, when: When, sink: Sink, first_step: int = 0, ex
     def report(level: str, text: str) -> None:
         sink.put(Event(recorder.current_step, level, text, time.time()))
 
-    sink.put(Graph(module_nodes(selection.model)))
-    listener = TorchListener(selection, Collector(sink, add), report, extent)
+    if not selection.is_bare:
+        sink.put(Graph(module_nodes(selection.model)))
+    settings = Settings(when.depth, when.ring > 0)
+    listener = TorchListener(selection, Collector(sink, add), report, extent, settings)
     recorder = Recorder(sink, listener, when, first_step)
     return recorder

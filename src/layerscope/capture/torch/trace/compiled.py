@@ -15,6 +15,7 @@ import torch
 from torch import nn
 from torch.compiler import is_compiling
 from torch.overrides import TorchFunctionMode, _pop_mode, _push_mode
+from torch.utils._device import DeviceContext
 
 from layerscope.capture.torch.trace.modulecalls import switchboard
 
@@ -39,6 +40,23 @@ class Absence:
         modes = _popped()
         modes.insert(self._at, self._mode)
         _pushed(modes)
+
+
+def sink(mode: TorchFunctionMode) -> None:
+    """Move an entered mode below all others, so that blocks which others began before it may end before it.
+
+    The mode of `torch.device` stays below: torch looks for it there.
+    """
+    modes = _popped()
+    modes.remove(mode)
+    modes.insert(int(bool(modes) and isinstance(modes[0], DeviceContext)), mode)
+    _pushed(modes)
+
+
+def leave(mode: TorchFunctionMode) -> None:
+    """Take a mode out of this thread's stack, wherever it stands, if it is there."""
+    modes = _popped()
+    _pushed(other for other in modes if other is not mode)
 
 
 def _popped() -> list[TorchFunctionMode]:

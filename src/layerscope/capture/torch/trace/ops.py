@@ -65,6 +65,7 @@ class OpRecorder(TorchFunctionMode):
         self.editor: Editor | None = None
         self.forgiving = False  # whether an error of ours ends the recording instead of the pass
         self.trouble: Exception | None = None
+        self.most = sys.maxsize  # nodes
         self._opens = open_composites
         self._opening: list[Function] = []  # functions we are inside of
 
@@ -177,6 +178,8 @@ class OpRecorder(TorchFunctionMode):
             results = [tensor for tensor in results if not is_lazy(tensor)]
         if results:
             graph = self.graph
+            if len(graph.nodes) > self.most:
+                raise OverflowError(f"there are more than {self.most:,} operations")
             module = graph.module
             frames = frames_between(frame, module.entry)
             row = (graph.nodes.maker(about, function), *taken, module.index, frames)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from layerscope.capture.torch.tensors import gather
-from layerscope.capture.torch.trace.compiled import Absence, announcer, is_compiled
+from layerscope.capture.torch.trace.compiled import Absence, announcer, is_compiled, leave
 from layerscope.capture.torch.trace.functions import Function
 from layerscope.capture.torch.trace.fused import may_take_fused_path
 from layerscope.capture.torch.trace.graph import Graph, Keep
@@ -71,7 +71,7 @@ class Tracer:
         if self._closed is not None:  # left by an interrupt, of which module hooks do not hear
             self._closed.reopen()
             self._closed = None
-        self.ops.__exit__(None, None, None)  # type: ignore[no-untyped-call]  # torch's own
+        leave(self.ops)
         announcer.disconnect(self._announced)
         switchboard.disconnect(self)
         self.elapsed_s = time.perf_counter() - self._began

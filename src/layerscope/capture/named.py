@@ -1,0 +1,282 @@
+"""Tensors that the training loop names: what was said of the step in progress, and what of it is kept."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Container, Hashable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+from layerscope.errors import StateError
+from layerscope.records import STEP_TYPE, Part, StepInfo
+
+LEVELS = ("summary", "statistics", "samples", "all")
+_PARTS = {part.value: part for part in Part}
+
+
+@dataclass(frozen=True, slots=True)
+class Depth:
+    """How much is kept of a named tensor.
+
+    `"summary"`: statistics over all its values. `"statistics"`: also those of each chosen sample. `"samples"`: every
+    value of the chosen samples. `"all"`: every value. `samples` is how many samples of a batch are chosen: the first
+    ones, unless `keep()` says which. What exceeds `bytes_per_step` is kept at the next lower depth.
+    """
+
+    level: str = "samples"
+    samples: int = 5
+    bytes_per_step: int = 64 << 20
+
+    def __post_init__(self) -> None:
+        check_level(self.level)
+        if not isinstance(self.samples, int) or self.samples < 0:
+            raise StateError(f"samples={self.samples!r} is no number of samples. Give 0 or more.")
+        if not isinstance(self.bytes_per_step, int) or self.bytes_per_step < 0:
+            raise StateError(f"bytes_per_step={self.bytes_per_step!r} is no number of bytes. Give 64 << 20 for 64 MB.")
+
+
+def check_level(level: object) -> str:
+    """The word, if it is one for a depth."""
+    if isinstance(level, str) and level in LEVELS:
+        return level
+    raise StateError(f"There is no depth {level!r}. Depths are: {', '.join(LEVELS)}.")
+
+
+class Entry:
+    """One tensor that was named in the step."""
+
+    __slots__ = ("batch", "batch_dim", "is_training", "iteration", "level", "name", "number", "part", "role", "shape")
+
+    def __init__(self, name: str, role: str, iteration: int, number: int) -> None:
+        self.name = name
+        self.role = role
+        self.iteration = iteration
+        self.number = number  # in the order of naming
+        self.part = Part.INTERMEDIATE
+        self.level = ""
+        self.batch_dim: int | None = None
+        self.batch = 0  # samples in it, 0 if it has no batch
+        self.shape: tuple[int, ...] = ()
+        self.is_training = True
+
+
+class Said(NamedTuple):
+    """What a call of `record` says of its tensor."""
+
+    part: str
+    role: str
+    batch_dim: int | None
+    initial: bool
+    depth: str | None
+
+
+class Reader(Protocol):
+    """A framework's side: reads the tensors that are named, and finds out how they depend on each other."""
+
+    def form(self, tensor: object, batch_dim: int | None, name: str) -> tuple[tuple[int, ...], int | None]:
+        """Shape of the tensor, and which dimension is the batch's; an error if it is no tensor."""
+        ...
+
+    def computes_again(self) -> bool:
+        """Whether a forward is run again in a backward: what is named then has been named before."""
+        ...
+
+    def read(self, entry: Entry, tensor: Any) -> None:  # Any: each framework has its own tensors
+        """Take a named tensor in."""
+        ...
+
+    def follow(self, entry: Entry, tensor: Any) -> None:
+        """Take in the gradient of a tensor that was named before."""
+        ...
+
+    def name_gradients(self, loss: str) -> None:
+        """Give a name to the loss whose gradients have arrived since the last time."""
+        ...
+
+    def link(self, source: Any, target: Any) -> None:
+        """Let one entry or tensor depend on another."""
+        ...
+
+
+@dataclass(slots=True)
+class Late:
+    """What the user decided when the step was known."""
+
+    reason: str
+    before: int
+    samples: tuple[int, ...] | None = None
+    categories: tuple[str, ...] = ()  # of the chosen samples
+
+
+class Balance:
+    """How many samples of each category were kept so far: those of rare ones are chosen first."""
+
+    def __init__(self) -> None:
+        self._kept: Counter[str] = Counter()
+
+    def choose(self, categories: Sequence[str], most: int) -> tuple[int, ...]:
+        """Places of the samples to keep."""
+        counts, waiting = Counter(self._kept), list(range(len(categories)))
+        chosen: list[int] = []
+        while waiting and len(chosen) < most:
+            place = min(waiting, key=lambda place: counts[categories[place]])
+            counts[categories[place]] += 1
+            waiting.remove(place)
+            chosen.append(place)
+        return tuple(sorted(chosen))
+
+    def note(self, categories: Iterable[str]) -> None:
+        """Samples of these categories were kept."""
+        self._kept.update(categories)
+
+
+@dataclass(slots=True)
+class NamedStep:
+    """What was named in the step in progress, and what was said about the step."""
+
+    reader: Reader
+    depth: Depth
+    holds: bool  # whether all samples are held until the step ends
+    known: Container[int]  # hashes of what is said in steps whose graphs are known
+    type: str = STEP_TYPE
+    iterations: int = 0
+    is_inside: bool = False  # of an iteration
+    interrupted: bool = False  # an error went through an iteration
+    entries: dict[tuple[int, str, str], Entry] = field(default_factory=dict)
+    said: list[Hashable] = field(default_factory=list)  # all of it, in order: equal steps have equal graphs
+    losses: dict[str, None] = field(default_factory=dict)
+    late: Late | None = None
+
+    @property
+    def batch(self) -> int:
+        """Samples in the batch: those of the first tensor that has one."""
+        return next((entry.batch for entry in self.entries.values() if entry.batch), 0)
+
+    def enter_iteration(self) -> None:
+        """Begin a pass."""
+        if self.is_inside:
+            raise StateError(
+                f"iteration() came inside iteration {self.iterations} of the step. End that one first: iterations "
+                "follow one another, they do not nest."
+            )
+        self.is_inside = True
+        self.iterations += 1
+
+    def leave_iteration(self, *, interrupted: bool) -> None:
+        """End a pass."""
+        self.is_inside = False
+        self.interrupted |= interrupted
+
+    def record(self, name: str, tensor: object, said: Said) -> None:
+        """Take in a named tensor."""
+        if self.reader.computes_again():
+            self._again(name, tensor, said.role)
+            return
+        iteration = 0 if said.initial else max(self.iterations, 1)
+        key = (iteration, name, said.role)
+        if key in self.entries:
+            raise StateError(
+                f"{_spoken(name, said.role)} is recorded twice in iteration {iteration} of the step. Give one of them "
+                "another name or role, or open an iteration() for each pass."
+            )
+        entry = Entry(checked_name(name), _checked_role(said.role), iteration, len(self.entries))
+        part = _PARTS.get(said.part)
+        if part is None:
+            raise StateError(f"There is no part {said.part!r} (of {name!r}). Parts are: {', '.join(_PARTS)}.")
+        entry.part = part
+        entry.level = self.depth.level if said.depth is None else check_level(said.depth)
+        entry.shape, entry.batch_dim = self.reader.form(tensor, said.batch_dim, name)
+        entry.batch = 0 if entry.batch_dim is None else entry.shape[entry.batch_dim]
+        self.entries[key] = entry
+        self.said.append((key, part))
+        self.reader.read(entry, tensor)
+
+    def _again(self, name: str, tensor: object, role: str) -> None:
+        """A tensor that checkpointing computes a second time: only its gradient is new, if it is clear whose it is."""
+        same = [entry for (_, other, its), entry in self.entries.items() if (other, its) == (name, role)]
+        if len(same) == 1:
+            self.reader.follow(same[0], tensor)
+
+    def link(self, source: object, target: object) -> None:
+        """Let what has one name depend on another."""
+        for one in self._meant(source):
+            for other in self._meant(target):
+                self.reader.link(one, other)
+        self.said.append(("link", *(thing if isinstance(thing, str) else "" for thing in (source, target))))
+
+    def _meant(self, thing: object) -> list[object]:
+        """The tensors recorded last under a name, or the tensor itself."""
+        if not isinstance(thing, str):
+            self.reader.form(thing, None, "link()")
+            return [thing]
+        entries = [entry for entry in self.entries.values() if entry.name == thing]
+        if not entries:
+            known = ", ".join(dict.fromkeys(repr(entry.name) for entry in self.entries.values())) or "nothing"
+            raise StateError(
+                f"link() knows no tensor {thing!r} in this step. Record it first; recorded so far: {known}."
+            )
+        return [entry for entry in entries if entry.iteration == entries[-1].iteration]
+
+    def gradients(self, loss: str) -> None:
+        """Name the loss whose gradients have arrived."""
+        if not isinstance(loss, str) or not loss or "@" in loss:
+            raise StateError(f"gradients() needs the name of a loss, without '@', not {loss!r}.")
+        self.reader.name_gradients(loss)
+
+    def choose(
+        self, late: Late, samples: int | Iterable[int] | None, categories: Sequence[object], by: Balance
+    ) -> None:
+        """Decide which samples are kept."""
+        batch, labels = self.batch, tuple(map(str, categories))
+        if labels and len(labels) != batch:
+            raise StateError(
+                f"keep() got {len(labels)} categories for {batch} samples. Give one for each of the batch."
+            )
+        if isinstance(samples, int) or samples is None:
+            most = self.depth.samples if samples is None else samples
+            late.samples = by.choose(labels, most) if labels else tuple(range(min(most, batch)))
+        else:
+            late.samples = tuple(dict.fromkeys(int(place) for place in samples))
+            wrong = [place for place in late.samples if not 0 <= place < batch]
+            if wrong:
+                raise StateError(f"keep() got sample {wrong[0]}, but the batch has samples 0 to {batch - 1}.")
+        if not self.holds and not set(late.samples) <= set(self.first()):
+            raise StateError(
+                f"keep() chose samples {late.samples}, but only the first {len(self.first())} are held until a step "
+                "ends. Give watch(ring=1), or more samples: watch(depth=Depth(samples=…))."
+            )
+        late.categories = tuple(labels[place] for place in late.samples) if labels else ()
+
+    def first(self) -> tuple[int, ...]:
+        """The samples that are kept unless the user says otherwise."""
+        return tuple(range(min(self.depth.samples, self.batch)))
+
+    def samples(self) -> tuple[int, ...]:
+        """The chosen samples."""
+        return self.first() if self.late is None or self.late.samples is None else self.late.samples
+
+    def info(self, step: int, reason: str) -> StepInfo:
+        """The record of the step, but for its graphs."""
+        categories = () if self.late is None else self.late.categories
+        numbers = (self.batch, (), self.samples(), categories)
+        return StepInfo(step, self.type, max(self.iterations, 1), *numbers, tuple(self.losses), reason)
+
+
+def checked_name(name: str) -> str:
+    """The name, if a tensor or a step type can have it."""
+    if not isinstance(name, str) or not name or "@" in name or "#" in name:
+        raise StateError(
+            f"A tensor cannot be called {name!r}: a name is text without '@' and '#', which mark gradients "
+            "and iterations."
+        )
+    return name
+
+
+def _checked_role(role: str) -> str:
+    if not isinstance(role, str) or "@" in role or role == "tensor":
+        raise StateError(f"A role cannot be {role!r}: it is text without '@', which marks gradients, and not 'tensor'.")
+    return role
+
+
+def _spoken(name: str, role: str) -> str:
+    return f"{name!r} (role {role!r})" if role else repr(name)

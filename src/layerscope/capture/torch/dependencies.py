@@ -1,0 +1,196 @@
+"""How the named tensors of a step depend on each other: the step is traced, and the graph cut down to what has names.
+
+Nothing is asked of autograd, so integers, tensors without gradients and detached ones depend on others like any.
+"""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from layerscope.capture.dependencies import Graphs
+from layerscope.capture.named import Entry, NamedStep
+from layerscope.capture.torch.forgiving import ForgivingTracer
+from layerscope.capture.torch.trace.compiled import sink
+from layerscope.records import Link, NamedNode, Part
+
+MOST_PARAMETERS = 24  # in one node: a larger part of the model is shown by its children
+_MOST_OPERATIONS = 300_000  # somebody may do much between two steps
+Links = Mapping[Entry, list[Entry | str]]  # what each depends on: named tensors, and names of parameters
+
+
+class StepTracer:
+    """Traces a step on the thread it begins on, below whatever function modes others have entered or will enter."""
+
+    def __init__(self, model: nn.Module | None) -> None:
+        self._tracer = ForgivingTracer(model)
+        self._tracer.ops.most = _MOST_OPERATIONS
+        self._nodes: dict[Entry, int] = {}
+        self._at: dict[int, list[Entry]] = {}  # the same by node
+        self._by_hand: dict[int, list[int]] = {}  # node → nodes it depends on
+        self._leaves: dict[int, list[Entry]] = {}  # by identity: parameters are known by it
+        self._tracer.__enter__()
+        sink(self._tracer.ops)
+        _entered.add(self)
+
+    @property
+    def trouble(self) -> Exception | None:
+        """Why the dependencies are not known, if they are not."""
+        return self._tracer.ops.trouble
+
+    def leave(self) -> None:
+        """Trace no more."""
+        _entered.discard(self)
+        self._tracer.__exit__()
+
+    def give_up(self, reason: str) -> None:
+        """Look at nothing more; the stack of function modes is left as it is."""
+        if self.trouble is None:
+            self._tracer.ops.trouble = RuntimeError(reason)
+
+    def name(self, entry: Entry, tensor: Tensor) -> None:
+        """Note which node the tensor is."""
+        self._tracer.attempt(self._name, entry, tensor)
+
+    def _name(self, entry: Entry, tensor: Tensor) -> None:
+        node = self._nodes[entry] = self._tracer.graph.node_of(tensor)
+        self._at.setdefault(node, []).append(entry)
+        if tensor.is_leaf and tensor.requires_grad:
+            self._leaves.setdefault(id(tensor), []).append(entry)
+
+    def link(self, source: Entry | Tensor, target: Entry | Tensor) -> None:
+        """Let one thing depend on another, whatever was computed."""
+        self._tracer.attempt(self._link, source, target)
+
+    def _link(self, source: Entry | Tensor, target: Entry | Tensor) -> None:
+        one, other = (
+            self._nodes[thing] if isinstance(thing, Entry) else self._tracer.graph.node_of(thing)
+            for thing in (source, target)
+        )
+        self._by_hand.setdefault(other, []).append(one)
+
+    def links(self, parameters: Mapping[Tensor, str]) -> Links:
+        """What each named tensor depends on, without anything named between."""
+        return {entry: list(dict.fromkeys(self._sources(entry, parameters))) for entry in self._nodes}
+
+    def _sources(self, target: Entry, parameters: Mapping[Tensor, str]) -> Iterator[Entry | str]:
+        start = self._nodes[target]
+        same = _named(self._at[start], target, only_before=True)
+        if same is not None:  # the very tensor had another name before
+            yield same
+            return
+        rows, externals = self._tracer.ops.nodes.rows, self._tracer.graph.externals.all
+        waiting, visited = [start], {start}
+        while waiting:
+            node = waiting.pop()
+            for number in rows[node][4][1::2]:
+                tensor = externals[number].tensor
+                named = _named(self._leaves.get(id(tensor), ()), target)
+                if named is not None:
+                    yield named
+                elif tensor in parameters:
+                    yield parameters[tensor]
+            for parent in (*rows[node][3][1::2], *self._by_hand.get(node, ())):
+                if parent not in visited:
+                    visited.add(parent)
+                    named = _named(self._at.get(parent, ()), target)
+                    if named is None:
+                        waiting.append(parent)
+                    else:
+                        yield named
+
+
+def _named(entries: Sequence[Entry], target: Entry, *, only_before: bool = False) -> Entry | None:
+    """Which of the names of a tensor something depends on: the last it had when that was named, else its first."""
+    fitting = [entry for entry in entries if entry.iteration <= target.iteration and entry is not target]
+    before = [entry for entry in fitting if entry.number < target.number]
+    return before[-1] if before else fitting[0] if fitting and not only_before else None
+
+
+def groups(names: Sequence[str], prefix: str = "") -> dict[str, str]:
+    """The node of each parameter: the child of the model it is in, or of that child where it has too many."""
+    children: dict[str, list[str]] = {}
+    for name in names:
+        child, dot, _ = name[len(prefix) :].partition(".")
+        children.setdefault(prefix + child if dot else name, []).append(name)
+    found: dict[str, str] = {}
+    for child, members in children.items():
+        large = len(members) > MOST_PARAMETERS
+        found.update(groups(members, f"{child}.") if large else dict.fromkeys(members, child))
+    return found
+
+
+class Cut:
+    """Graphs of the iterations of a step, made of what was named."""
+
+    def __init__(self) -> None:
+        self._group: dict[str, str] = {}
+        self._shapes: dict[str, tuple[int, ...]] = {}
+        self._first: dict[
+            tuple[str, str], tuple[int, ...]
+        ] = {}  # shapes as first seen: a smaller batch is no new graph
+
+    def graphs(self, now: NamedStep, parameters: Mapping[Tensor, str], links: Links) -> Graphs:
+        """The graph of each iteration, initial values first."""
+        names = list(parameters.values())
+        if self._group.keys() != set(names):
+            self._group = groups(names)
+            self._shapes = {name: tuple(tensor.shape) for tensor, name in parameters.items() if not is_lazy(tensor)}
+        taken = {entry.name for entry in now.entries.values()}
+        by_iteration: dict[int, list[Entry]] = {}
+        for entry in now.entries.values():
+            by_iteration.setdefault(entry.iteration, []).append(entry)
+        return tuple(
+            (self._nodes(members, links, taken), self._links(members, links, taken))
+            if (members := by_iteration.get(iteration))
+            else None
+            for iteration in range(max(now.iterations, 1) + 1)
+        )
+
+    def _nodes(self, entries: Sequence[Entry], links: Links, taken: set[str]) -> tuple[NamedNode, ...]:
+        parts: dict[str, Part] = {}
+        roles: dict[str, dict[str, tuple[int, ...]]] = {}
+        for entry in entries:
+            parts.setdefault(entry.name, entry.part)
+            shape = self._first.setdefault((entry.name, entry.role), entry.shape)
+            roles.setdefault(entry.name, {})[entry.role] = shape
+        used = {self._group[name] for entry in entries for name in links.get(entry, ()) if isinstance(name, str)}
+        for name, group in self._group.items():
+            if group in used:
+                node, role = self._place(name, taken)
+                parts[node] = Part.PARAMETER
+                roles.setdefault(node, {})[role] = self._shapes.get(name, ())
+        return tuple(NamedNode(name, part, tuple(roles[name].items())) for name, part in parts.items())
+
+    def _links(self, entries: Sequence[Entry], links: Links, taken: set[str]) -> tuple[Link, ...]:
+        found = []
+        for target in entries:
+            for source in links.get(target, ()):
+                if isinstance(source, str):
+                    place = (*self._place(source, taken), 0)
+                else:
+                    place = (source.name, source.role, target.iteration - source.iteration)
+                found.append(Link(*place, target.name, target.role))
+        return tuple(
+            sorted(found, key=lambda link: (link.target, link.target_role, link.source, link.source_role, link.back))
+        )
+
+    def _place(self, name: str, taken: set[str]) -> tuple[str, str]:
+        """Node and role of a parameter; a node whose name a recorded tensor has is told apart by a dot at its end."""
+        group = self._group[name]
+        return (f"{group}." if group in taken else group), name[len(group) + 1 :]
+
+
+def _forked() -> None:
+    """In a process that was forked in the middle of a step nobody ends the step: its tracer would remember all."""
+    for tracer in tuple(_entered):
+        tracer.give_up("the process was forked")
+
+
+_entered: weakref.WeakSet[StepTracer] = weakref.WeakSet()
+if hasattr(os, "register_at_fork"):  # not where processes cannot be forked
+    os.register_at_fork(after_in_child=_forked)

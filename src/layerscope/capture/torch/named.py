@@ -1,0 +1,358 @@
+"""Reading the tensors that a training loop names, and their gradients, as deep as is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+from torch.nn.parameter import is_lazy
+
+from layerscope.capture.dependencies import Dependence
+from layerscope.capture.named import LEVELS, Depth, Entry, NamedStep
+from layerscope.capture.torch.dependencies import Cut, StepTracer
+from layerscope.capture.torch.gradients import Gradients
+from layerscope.capture.torch.guard import Guard
+from layerscope.capture.torch.hooks import is_recorded_by_others
+from layerscope.capture.torch.targets import Selection
+from layerscope.errors import StateError
+from layerscope.records import (
+    BATCH_STATISTICS,
+    SINGULAR_MAX,
+    Extras,
+    Floats,
+    Ids,
+    Kind,
+    Mode,
+    Reading,
+    Record,
+    SampleStats,
+    Value,
+    gradient_port,
+    named_site,
+)
+from layerscope.stats.rows import RowArena, over_batches
+from layerscope.stats.torch import dtype_name, largest_singular_value, sample_statistics
+
+_STATISTICS, _SAMPLES, _ALL = map(LEVELS.index, ("statistics", "samples", "all"))
+_NO_SAMPLES = np.zeros(0, np.int32)
+#: Types that numpy has none for.
+_AS_FLOAT32 = frozenset(
+    found
+    for name in dir(torch)
+    if name.startswith(("bfloat16", "float8", "float4")) and (found := getattr(torch, name))
+)
+
+
+class Take:
+    """What was read of one tensor or gradient."""
+
+    __slots__ = ("array", "dtype", "entry", "held", "kind", "level", "loss", "numbers", "row", "series", "singular")
+
+    def __init__(self, entry: Entry, kind: Kind, row: int, dtype: str) -> None:
+        self.entry = entry
+        self.kind = kind
+        self.row = row
+        self.dtype = dtype
+        self.loss = ""  # of a gradient
+        self.series = -1
+        self.level = LEVELS.index(entry.level)
+        self.numbers: Floats | None = None  # statistics of every sample
+        self.singular: float | None = None
+        self.array: npt.NDArray[Any] | None = None  # the batch first; a copy
+        self.held = 0  # samples in it, the first ones
+
+
+class Settings(NamedTuple):
+    """How much is kept of what is named."""
+
+    depth: Depth
+    holds: bool  # all samples until the step ends, for some may be chosen then
+
+
+class NamedTensors:
+    """Reads what is named in the step in progress; `begin` one, `finish` it, or `start_over`."""
+
+    def __init__(self, gradients: Gradients, guard: Guard, selection: Selection, settings: Settings) -> None:
+        self._gradients = gradients
+        self._intake = gradients.intake
+        self._guard = guard
+        self._selection = selection
+        self._model = selection.model
+        self._cut = Cut()
+        self._settings = settings
+        self._rows = RowArena()
+        self._series: dict[tuple[object, ...], int] = {}
+        self._with_gradients = Kind.TENSOR_GRAD in selection.kinds
+        self._used = False  # in this run
+        self._tracer: StepTracer | None = None
+        self._whole = False  # traced from the beginning of the step
+        self._lowered: frozenset[str] = frozenset()  # as last told
+        self._forget()
+
+    def _forget(self) -> None:
+        self._taken: list[Take] = []
+        self._arrived: dict[Entry, Take] = {}  # gradients whose loss has no name yet
+        self._losses: list[str] = []
+        self._bytes = 0
+        self._too_large: dict[str, None] = {}
+
+    def begin(self, *, expected: bool, traced: bool) -> None:
+        """Make ready for a step; it is traced if that is wanted and somebody names tensors."""
+        self.start_over()
+        if traced and (expected or self._used or self._selection.is_bare) and not is_recorded_by_others():
+            self._guard.run(self._trace)
+            self._whole = self._tracer is not None
+
+    def _trace(self) -> None:
+        self._tracer = StepTracer(self._model)
+
+    def start_over(self) -> None:
+        """Forget the step."""
+        tracer, self._tracer, self._whole = self._tracer, None, False
+        if tracer is not None:
+            tracer.leave()
+        if self._taken or self._arrived:
+            self._forget()
+
+    def form(self, tensor: object, batch_dim: int | None, name: str) -> tuple[tuple[int, ...], int | None]:
+        """Shape of the tensor, and which dimension is the batch's."""
+        if not isinstance(tensor, Tensor):
+            raise StateError(f"{name!r} is no tensor but {type(tensor).__name__}. Record a tensor: torch.as_tensor(…).")
+        shape = () if is_lazy(tensor) or tensor.is_nested else tuple(tensor.shape)
+        if batch_dim is None or not shape:
+            return shape, None
+        if not isinstance(batch_dim, int) or not -len(shape) <= batch_dim < len(shape):
+            raise StateError(
+                f"{name!r} has {len(shape)} dimensions, so batch_dim={batch_dim!r} is none of them. "
+                "Give the batch's, or None for a tensor without a batch."
+            )
+        return shape, batch_dim % len(shape)
+
+    def computes_again(self) -> bool:
+        """Whether checkpointing runs a forward again."""
+        return torch._C._current_graph_task_id() != -1
+
+    def read(self, entry: Entry, tensor: Tensor) -> None:
+        """Take a named tensor in."""
+        if not is_recorded_by_others():
+            self._guard.run(self._read, entry, tensor)
+
+    def _read(self, entry: Entry, tensor: Tensor) -> None:
+        if not self._used:
+            self._used = True
+            if self._tracer is None:
+                self._trace()  # late: of this step not all is seen
+        if self._tracer is not None:
+            self._tracer.name(entry, tensor)
+        entry.is_training = self._model.training
+        take = self._take(entry, tensor, Kind.TENSOR)
+        if take is not None:
+            self._count(take)
+        if tensor.requires_grad and self._with_gradients:
+            self._follow(entry, tensor)
+
+    def _count(self, take: Take) -> None:
+        """Put what was read into its series."""
+        entry = take.entry
+        is_value, training = take.kind is Kind.TENSOR, entry.is_training
+        key = (entry.iteration, entry.name, entry.role, take.loss, is_value, training, take.dtype)
+        series = self._series.get(key)  # a look-up by the kinds themselves takes five times as long
+        if series is None:
+            reading = Reading.FORWARD if is_value else Reading.BACKWARD
+            site, port = named_site(entry.name, entry.iteration), gradient_port(entry.role, take.loss)
+            identity = (site, port, take.kind, Mode.TRAIN if training else Mode.EVAL, reading, take.dtype)
+            series = self._series[key] = self._intake.collector.number(identity, entry.shape)
+        take.series = series
+        self._intake.collector.count_into(series, take.row)
+        self._taken.append(take)
+
+    def follow(self, entry: Entry, tensor: Tensor) -> None:
+        """Take in the gradient of a tensor that was named before."""
+        if tensor.requires_grad and self._with_gradients:
+            self._guard.run(self._follow, entry, tensor)
+
+    def _follow(self, entry: Entry, tensor: Tensor) -> None:
+        self._gradients.when_computed(tensor, lambda gradient: self._arrive(entry, gradient))
+
+    def _arrive(self, entry: Entry, gradient: Tensor) -> None:
+        if entry in self._arrived:  # of another backward, and nobody has said what the first was of
+            self._name("")
+        take = self._take(entry, gradient, Kind.TENSOR_GRAD)
+        if take is not None:
+            self._arrived[entry] = take
+
+    def _take(self, entry: Entry, tensor: Tensor, kind: Kind) -> Take | None:
+        row = self._intake.read(tensor, entry.name, kind)
+        if row is None:
+            return None
+        take = Take(entry, kind, row, dtype_name(tensor))
+        if entry.batch:
+            assert entry.batch_dim is not None
+            take.numbers = sample_statistics(self._rows, tensor, entry.batch_dim)
+        elif len(entry.shape) == 2 and entry.batch_dim is None and tensor.dtype.is_floating_point:
+            take.singular = largest_singular_value(tensor)
+        if take.level >= _SAMPLES:
+            self._hold(take, tensor)
+        return take
+
+    def _hold(self, take: Take, tensor: Tensor) -> None:
+        """Copy as many values as are asked for and fit."""
+        entry, depth = take.entry, self._settings.depth
+        few = min(depth.samples, entry.batch)
+        wanted = entry.batch if take.level == _ALL or self._settings.holds else few
+        of_one = tensor.nbytes // entry.batch if entry.batch else 0
+        for samples in (wanted, few) if wanted > few else (wanted,):
+            size = samples * of_one if entry.batch else tensor.nbytes
+            if self._bytes + size <= depth.bytes_per_step:
+                take.array, take.held = _copied(tensor, entry.batch_dim, samples), samples
+                self._bytes += size
+                break
+        if take.array is None or (take.level == _ALL and take.held < entry.batch):
+            self._too_large[entry.name] = None
+            take.level = _STATISTICS if take.array is None else _SAMPLES
+
+    def link(self, source: Any, target: Any) -> None:
+        """Let one entry or tensor depend on another."""
+        if self._tracer is not None:
+            self._guard.run(self._tracer.link, source, target)
+
+    def name_gradients(self, loss: str) -> None:
+        """Give a name to the loss whose gradients have arrived since the last time."""
+        known = {take.entry for take in self._taken if take.kind is Kind.TENSOR_GRAD and take.loss == loss}
+        for entry in self._arrived:
+            if entry in known:
+                raise StateError(
+                    f"The gradient of {entry.name!r} for {loss!r} has arrived twice in this step. Call gradients() "
+                    "after each backward, with a name for each loss."
+                )
+        self._guard.run(self._name, loss)
+
+    def _name(self, loss: str) -> None:
+        if not loss and "" in self._losses:
+            loss = f"backward_{len(self._losses) + 1}"
+        self._losses.append(loss)
+        arrived, self._arrived = self._arrived, {}
+        for take in arrived.values():
+            take.loss = loss
+            self._count(take)
+
+    def finish(self, step: int, now: NamedStep, scale: float | None) -> tuple[Record, ...]:
+        """All that was read, of the chosen samples; `scale` is what gradients were multiplied by, if that is known."""
+        if self._arrived:
+            self._name("")
+        now.losses = dict.fromkeys(self._losses)
+        self._tell_lowered()
+        places = Places(now.samples())
+        records: list[Record] = []
+        takes = [take for take in self._taken if scale is not None or take.kind is Kind.TENSOR]
+        for take in takes:
+            if take.kind is Kind.TENSOR_GRAD and scale not in (None, 1.0):
+                _divide(take, scale)
+            records += _deep(step, take, places)
+        extras = _extras(step, takes)
+        return (*records, extras) if extras is not None else tuple(records)
+
+    def dependence(self, now: NamedStep) -> Dependence:
+        """How the named tensors of the step depend on each other, as far as was seen."""
+        order = hash(tuple(now.said))
+        if self._tracer is None and order in now.known:
+            return Dependence(order, (), whole=False)
+        parameters: dict[Tensor, str] = {tensor: name for name, tensor in self._model.named_parameters()}
+        trouble = None if self._tracer is None else self._tracer.trouble
+        links = self._tracer.links(parameters) if self._tracer is not None and trouble is None else None
+        if trouble is not None:
+            text = f"{type(trouble).__name__}: {trouble}"
+            self._intake.report(f"How named tensors depend on each other was not seen in this step: {text}.")
+        graphs = self._cut.graphs(now, parameters, links or {})
+        return Dependence(order, graphs, self._whole and links is not None)
+
+    def _tell_lowered(self) -> None:
+        lowered = frozenset(self._too_large)
+        if lowered and not lowered <= self._lowered:
+            self._lowered |= lowered
+            size = self._settings.depth.bytes_per_step
+            self._intake.report(
+                f"Values of {', '.join(map(repr, self._too_large))} are kept at a lower depth: more than {size:,} "
+                "bytes would be kept of one step. Give watch(depth=Depth(bytes_per_step=…)) for more.",
+            )
+
+
+def _copied(tensor: Tensor, batch_dim: int | None, samples: int) -> npt.NDArray[Any]:  # Any: whatever the tensor holds
+    """The first samples of a tensor, or all of one without a batch."""
+    plain = tensor.detach()
+    try:
+        array = plain.numpy()
+    except (TypeError, RuntimeError):  # of a type that numpy lacks, on another device, or with a sign still to change
+        with torch.no_grad():
+            if plain.dtype in _AS_FLOAT32 or plain.dtype is torch.complex32:
+                plain = plain.to(torch.complex64 if plain.is_complex() else torch.float32)
+            array = plain.resolve_conj().resolve_neg().cpu().numpy()
+    if batch_dim:
+        array = np.moveaxis(array, batch_dim, 0)
+    return (array if batch_dim is None else array[:samples]).copy()
+
+
+def _divide(take: Take, scale: float | None) -> None:
+    assert scale is not None
+    if take.numbers is not None:
+        take.numbers /= scale
+    if take.array is not None:
+        take.array = take.array / take.array.dtype.type(scale)
+    if take.singular is not None:
+        take.singular /= scale
+
+
+class Places:
+    """The chosen samples, as far as a tensor has and holds them."""
+
+    def __init__(self, samples: tuple[int, ...]) -> None:
+        self._samples = np.array(samples, np.int32)
+        self._known: dict[tuple[int, int], tuple[Ids, Ids, bool]] = {}
+
+    def of(self, batch: int, held: int) -> tuple[Ids, Ids, bool]:
+        """Those whose values are held, those that are not, and whether the former are all that is held, in order."""
+        found = self._known.get((batch, held))
+        if found is None:
+            mine = self._samples[self._samples < batch]
+            there = mine[mine < held]
+            found = there, mine[mine >= held], np.array_equal(there, np.arange(held))
+            self._known[batch, held] = found
+        return found
+
+
+def _deep(step: int, take: Take, places: Places) -> Sequence[Record]:
+    """What is kept beyond the summary."""
+    batch, array = take.entry.batch, take.array
+    if take.entry.batch_dim is None:
+        return () if array is None else (Value(step, take.series, _NO_SAMPLES, array),)
+    if take.level < _STATISTICS or take.numbers is None:
+        return ()
+    if array is not None and take.level == _ALL:
+        return (Value(step, take.series, np.arange(batch, dtype=np.int32), array),)
+    held, rest, whole = places.of(batch, take.held)
+    records: list[Record] = []
+    if array is not None and len(held):
+        records.append(Value(step, take.series, held, array if whole else array[held]))
+    if len(rest):
+        records.append(SampleStats(step, take.series, rest, take.numbers[rest]))
+    return records
+
+
+def _extras(step: int, takes: Sequence[Take]) -> Extras | None:
+    """Statistics over the batch of those over each sample, and largest singular values."""
+    batches = [take for take in takes if take.numbers is not None]
+    matrices = [take for take in takes if take.singular is not None]
+    if not batches and not matrices:
+        return None
+    series = np.repeat([take.series for take in batches], len(BATCH_STATISTICS)) if batches else np.zeros(0)
+    numbers = over_batches([take.numbers for take in batches if take.numbers is not None]) if batches else np.zeros(0)
+    return Extras(
+        step,
+        np.concatenate((series, [take.series for take in matrices])).astype(np.int32),
+        BATCH_STATISTICS * len(batches) + (SINGULAR_MAX,) * len(matrices),
+        np.append(numbers.ravel(), np.array([take.singular for take in matrices], np.float64)),
+    )

@@ -1,0 +1,67 @@
+"""Statistics of each sample of a batch: the rows of a matrix in memory, by the compiled kernel or else by numpy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from layerscope.records import SAMPLE_STATISTICS, Floats, Ints
+from layerscope.stats.formats import STORED
+from layerscope.stats.kernel import read_memory
+
+_WIDTH = len(SAMPLE_STATISTICS)
+_ROOM = 1024  # rows
+
+
+class RowArena:
+    """Makes statistics of rows; what it gave is never written again."""
+
+    def __init__(self) -> None:
+        self._room = np.empty((0, _WIDTH))
+        self._address = self._used = 0
+
+    def add(self, address: int, count: int, number: int, rows: int) -> Floats:
+        """The `SAMPLE_STATISTICS` of each row of `count` elements at an address; `number` is their `format_number`.
+
+        Formats of one byte are not read. A row with a NaN has no other statistics than NaN; nor has an empty one.
+        """
+        if self._used + rows > len(self._room):
+            self._room = np.empty((max(_ROOM, rows), _WIDTH))
+            self._address, self._used = self._room.ctypes.data, 0
+        first, self._used = self._used, self._used + rows
+        numbers = self._room[first : self._used]
+        if count == 0:
+            numbers[:] = np.nan
+        elif _rows is not None:
+            _rows(address, count, number, rows, self._address + first * 8 * _WIDTH)
+        else:
+            values = read_memory(address, count, STORED[number & 255]).reshape(rows, -1).astype(np.float64)
+            with np.errstate(invalid="ignore", over="ignore"):
+                sizes = np.abs(values)
+                numbers.T[:] = values.mean(1), sizes.mean(1), values.std(1), sizes.max(1)
+        return numbers
+
+
+def over_batches(numbers: list[Floats]) -> Floats:
+    """Mean, standard deviation and largest magnitude of every statistic over each batch: `BATCH_STATISTICS`, by row."""
+    sizes = np.array([len(batch) for batch in numbers])
+    starts: Ints = np.cumsum(sizes) - sizes
+    every = np.concatenate(numbers)
+    with np.errstate(invalid="ignore", over="ignore"):
+        mean = np.add.reduceat(every, starts) / sizes[:, None]
+        away = every - np.repeat(mean, sizes, 0)
+        deviation = np.sqrt(np.add.reduceat(away * away, starts) / sizes[:, None])
+        largest = np.maximum.reduceat(np.abs(every), starts)
+    return np.stack((mean, deviation, largest), 2).reshape(len(numbers), -1)
+
+
+def _best() -> Callable[[int, int, int, int, int], None] | None:
+    try:
+        from layerscope.stats._kernel import rows
+    except ImportError:  # no compiler at installation: numpy gives the same
+        return None
+    return rows
+
+
+_rows = _best()
