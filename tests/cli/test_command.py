@@ -138,14 +138,15 @@ def test_help_teaches_by_example(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_demo_prints_the_address_of_a_page_and_ends_when_interrupted(tmp_path: Path) -> None:
-    line = [sys.executable, "-u", "-m", "layerscope.cli", "demo", "--steps", "5", "--port", "0", "--no-browser"]
+@pytest.mark.parametrize("name", ["spirals", "recurrent-bug"])
+def test_the_demo_prints_the_address_of_a_page_and_ends_when_interrupted(name: str, tmp_path: Path) -> None:
+    line = [sys.executable, "-u", "-m", "layerscope.cli", "demo", name, "--steps", "5", "--port", "0", "--no-browser"]
     with subprocess.Popen(line, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
             found = re.search(r"http://127\.0\.0\.1:\d+/", process.stdout.readline())
             assert found is not None
-            while "The run is in" not in process.stdout.readline():
+            while "Look again with" not in process.stdout.readline():
                 assert process.poll() is None
             with urllib.request.urlopen(f"{found[0]}api/runs") as answer:
                 assert answer.status == 200

@@ -22,7 +22,8 @@ MAY_IMPORT = {
     "diagnose": {*BASE, "query", "store"},
     "viz": {*BASE, "query", "diagnose", "stats.spec", "stats.derive"},
     "server": {*BASE, "store", "query", "diagnose", "viz", "version"},
-    "cli": {*BASE, "api", "diagnose", "query", "store", "viz", "server", "version", "select"},
+    "demos": {*BASE, "api", "capture", "query"},
+    "cli": {*BASE, "api", "demos", "diagnose", "query", "store", "viz", "server", "version", "select"},
     "shown": {*BASE, "server"},
     "traced": {*BASE, "query", "store", "viz", "server", "shown"},
     "compared": {*BASE, "query", "traced"},
@@ -33,7 +34,7 @@ MAY_IMPORT = {
     "__init__": {"api", "capture", "compared", "errors", "recorded", "traced", "version"},
 }
 FRAMEWORKS = {"torch", "jax", "flax"}
-FRAMEWORK_HOMES = ("capture/torch/", "capture/jax/", "stats/torch", "stats/jax", "integrations/", "passes", "cli/demo")
+FRAMEWORK_HOMES = ("capture/torch/", "capture/jax/", "stats/torch", "stats/jax", "integrations/", "passes", "demos/")
 
 
 def imported(tree: ast.Module) -> Iterator[tuple[int, str]]:

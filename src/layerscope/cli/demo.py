@@ -1,107 +1,82 @@
-"""`layerscope demo`: a small training with something to find in it.
-
-A residual network learns to tell three spirals apart. At two thirds of the training one batch is corrupt, its
-inputs a thousandfold too large, as a broken data shard would make it: the loss jumps, and the page shows
-in which layers the disturbance stays.
-"""
+"""`layerscope demo`: a small training with something to find in it, and the page on it."""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import math
+import importlib.util
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import NamedTuple, Protocol
 
 from rich.progress import Progress
 
-from layerscope.api import watch
 from layerscope.cli.output import console
 from layerscope.errors import MissingError
 from layerscope.server.compacting import compact_in_another_process
 from layerscope.server.serve import PageServer, announce, open_page
 
-try:
-    import torch
-    from torch import Tensor, nn
-except ImportError as error:
-    raise MissingError("The demo trains with PyTorch, which is not installed: run `pip install torch`.") from error
-
-ARMS, WIDTH, DEPTH, BATCH = 3, 64, 4, 256
+VIEW = Path(__file__).parents[1] / "demos" / "recurrent_view.py"
 
 
-class Block(nn.Module):
-    """A residual block."""
+class Train(Protocol):
+    """A training that records itself into a folder."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm = nn.LayerNorm(WIDTH)
-        self.up = nn.Linear(WIDTH, 4 * WIDTH)
-        self.act = nn.GELU()
-        self.down = nn.Linear(4 * WIDTH, WIDTH)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """The input, and what the block adds to it."""
-        added: Tensor = self.down(self.act(self.up(self.norm(x))))
-        return x + added
+    def __call__(self, to: Path, steps: int, track: Callable[[range, str], Iterable[int]]) -> None:
+        """Train; `track` shows how far it is."""
+        ...
 
 
-class SpiralNet(nn.Module):
-    """Points of the plane → the spiral arm they belong to."""
+class Demo(NamedTuple):
+    """What one of the demos needs."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.embed = nn.Linear(2, WIDTH)
-        self.blocks = nn.Sequential(*(Block() for _ in range(DEPTH)))
-        self.head = nn.Linear(WIDTH, ARMS)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Logits of the arms."""
-        logits: Tensor = self.head(self.blocks(self.embed(x)))
-        return logits
-
-
-def batch(generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Noisy points on the arms of a spiral, and their arms."""
-    arm = torch.randint(ARMS, (BATCH,), generator=generator)
-    along = torch.rand(BATCH, generator=generator).sqrt()
-    angle = 5.0 * along + arm * (2 * math.pi / ARMS) + 0.15 * torch.randn(BATCH, generator=generator)
-    return torch.stack((along * angle.cos(), along * angle.sin()), dim=1), arm
-
-
-def train(to: Path, steps: int) -> None:
-    """Train and record; one batch is corrupt."""
-    torch.set_num_threads(1)  # the network is too small for more, and the page wants the other core
-    torch.manual_seed(0)
-    generator = torch.Generator().manual_seed(1)
-    model = SpiralNet()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    corrupt = steps * 2 // 3
-    with watch(model, optimizer, to=to, every=2) as run, Progress(console=console()) as progress:
-        for step in progress.track(range(steps), description="training"):
-            x, y = batch(generator)
-            if step == corrupt:
-                run.note("This batch is corrupt: its inputs are a thousandfold too large.")
-                x = x * 1000
-            logits = model(x)
-            loss = nn.functional.cross_entropy(logits, y)
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            run.step(loss=loss, accuracy=(logits.argmax(1) == y).float().mean())
+    train: Train
+    steps: int
+    to: Path
+    project: Path  # the folder the page shows
+    view: Path | None = None
 
 
 def demo(options: argparse.Namespace) -> None:
     """Train with the page open, then keep serving it until interrupted."""
-    project = options.to.parent
-    project.mkdir(parents=True, exist_ok=True)
+    chosen = _chosen(options.name, options.to)
+    chosen.project.mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as stack:
         if not options.no_serve:
-            server = PageServer(project, host=options.host, port=options.port, compactor=compact_in_another_process)
+            server = PageServer(
+                chosen.project,
+                host=options.host,
+                port=options.port,
+                compactor=compact_in_another_process,
+                view=chosen.view,
+            )
             stack.enter_context(server)
             announce(server.address)
             if not options.no_browser:
                 open_page(server.address)
-        train(options.to, options.steps)
-        console().print(f"The run is in {options.to}. Look again with: layerscope ui {project}", markup=False)
+        _train(chosen, options.steps or chosen.steps)
         if not options.no_serve:
             server.wait()
+
+
+def _chosen(name: str, to: Path | None) -> Demo:
+    if importlib.util.find_spec("torch") is None:
+        raise MissingError("The demo trains with PyTorch, which is not installed: run `pip install torch`.")
+    if name == "recurrent-bug":
+        from layerscope.demos import recurrent_bug
+
+        folder = to or Path("runs/recurrent-bug")
+        return Demo(recurrent_bug.train, recurrent_bug.STEPS, folder, folder, VIEW)
+    from layerscope.demos import spirals
+
+    folder = to or Path("runs/demo")
+    return Demo(spirals.train, spirals.STEPS, folder, folder.parent)
+
+
+def _train(chosen: Demo, steps: int) -> None:
+    with Progress(console=console()) as progress:
+        chosen.train(chosen.to, steps, lambda counted, what: progress.track(counted, description=what))
+    again = f"layerscope ui {chosen.project}" + (f" --view {chosen.view}" if chosen.view else "")
+    is_project = chosen.to == chosen.project
+    said = f"The runs are in {chosen.to}" if is_project else f"The run is in {chosen.to}"
+    console().print(f"{said}. Look again with: {again}", markup=False)

@@ -14,12 +14,24 @@ from layerscope.version import __version__
 
 EXAMPLES = """examples:
   layerscope demo                                   train a small network, record it, open the page
+  layerscope demo recurrent-bug                     the two trials of the tutorial, with a bug to find
   layerscope ui runs                                the page on every run in a folder
+  layerscope ui runs --view my_view.py              with a view of your own
   layerscope show runs/first                        what a run holds
   layerscope show runs/first "layers.*" --stat rms  one statistic of the sites that match
   layerscope check runs/first                       what is wrong with the training, since when, what to do
   layerscope report runs/first -o first.html        one file to mail: the page with what was recorded
   layerscope compact runs/first                     smaller and faster to read, while or after training
+"""
+DEMO_EXAMPLES = """demos:
+  spirals          a residual network; one batch of its training is corrupt: see in which layers that stays (default)
+  recurrent-bug    two trials of a recurrent network, one with a bug, tensors named inside the loop: docs/tutorial.md
+
+examples:
+  layerscope demo                                   train, with the page open
+  layerscope demo recurrent-bug                     both trials, with a view of its own in the page: about a minute
+  layerscope demo recurrent-bug --to runs/lesson    into another folder
+  layerscope demo --no-serve --steps 100            record only, and less
 """
 REPORT_EXAMPLES = """examples:
   layerscope report runs/first                  first.html: the page, the histories and the traces of the run
@@ -67,19 +79,12 @@ def parser() -> argparse.ArgumentParser:
     top.add_argument("--version", action="version", version=f"layerscope {__version__}")
     commands = top.add_subparsers(required=True, metavar="COMMAND")
 
-    demo = commands.add_parser("demo", help="train a small network, record it, open the page")
-    demo.add_argument(
-        "--to", type=Path, default=Path("runs/demo"), help="the run's folder (a taken name gets a suffix)"
-    )
-    demo.add_argument("--steps", type=int, default=600, help="training steps (default 600)")
-    demo.add_argument("--no-serve", action="store_true", help="end after recording")
-    _server_options(demo)
-    demo.set_defaults(run=_demo)
-
+    _add_demo(commands)
     ui = commands.add_parser("ui", help="the page on one run or a folder of runs")
     ui.add_argument(
         "runs", type=Path, nargs="?", default=Path("runs"), help="a run, or a folder of runs (default: runs)"
     )
+    ui.add_argument("--view", type=Path, metavar="FILE", help="a Python file with a view of your own; its code is run")
     _server_options(ui)
     ui.set_defaults(run=_ui)
 
@@ -118,6 +123,26 @@ def parser() -> argparse.ArgumentParser:
     return top
 
 
+def _add_demo(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    demo = commands.add_parser(
+        "demo",
+        help="train a small network, record it, open the page",
+        epilog=DEMO_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    demo.add_argument("name", nargs="?", choices=("spirals", "recurrent-bug"), default="spirals", help="which one")
+    demo.add_argument(
+        "--to",
+        type=Path,
+        metavar="FOLDER",
+        help="where the run goes (default runs/demo), or both trials (runs/recurrent-bug); a taken name gets a suffix",
+    )
+    demo.add_argument("--steps", type=int, help="training steps (default 600, or 1200 of each trial)")
+    demo.add_argument("--no-serve", action="store_true", help="end after recording")
+    _server_options(demo)
+    demo.set_defaults(run=_demo)
+
+
 def _server_options(command: argparse.ArgumentParser) -> None:
     command.add_argument("--host", default="127.0.0.1", help="listen on this address (default: this machine only)")
     command.add_argument("--port", type=int, default=8765, help="listen on this port, or the next free one")
@@ -132,9 +157,19 @@ def _demo(options: argparse.Namespace) -> int:
 
 
 def _ui(options: argparse.Namespace) -> int:
+    from layerscope.server.lean import give_memory_back, leave_pandas_out
     from layerscope.server.serve import serve
 
-    serve(options.runs, host=options.host, port=options.port, open_browser=not options.no_browser)
+    give_memory_back()
+    if options.view is None:  # else code of the user's runs here
+        leave_pandas_out()
+    serve(
+        options.runs,
+        host=options.host,
+        port=options.port,
+        open_browser=not options.no_browser,
+        view=options.view,
+    )
     return 0
 
 

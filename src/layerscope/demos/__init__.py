@@ -1,0 +1,1 @@
+"""Trainings with something to find in them: `layerscope demo`."""

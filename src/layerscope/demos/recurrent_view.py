@@ -1,0 +1,61 @@
+"""A view of one's own, for `layerscope ui runs/recurrent-bug --view FILE`: how the five sums of a sample grow.
+
+The page calls `view` whenever something else is chosen, and shows what it returns: here a figure of matplotlib or,
+where that is not installed, a table.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from matplotlib.figure import Figure
+
+    from layerscope.query.named import Named
+    from layerscope.query.run import Run
+    from layerscope.query.selection import Selection
+    from layerscope.records import Floats
+
+
+def view(selection: Selection, run: Run) -> Figure | pa.Table | str:
+    """The sums of the chosen sample after each iteration of the chosen step, and what the network answered."""
+    named, step = run.named(), selection.step
+    passes = dict(zip(named.steps()["step"], named.steps()["iterations"], strict=True))[step]
+    first = named.values(step, "helper_partial_sums", "so far")
+    if first is None:
+        return f"The partial sums of step {step} were not kept."
+    sample = int(first.samples[0]) if selection.sample is None else selection.sample
+    sums = [values_of(named, step, sample, "helper_partial_sums", "so far", each + 1) for each in range(passes)]
+    answers = values_of(named, step, sample, "output", "", passes)
+    title = f"{selection.run}, step {step}: the sums of sample {sample}"
+    return drawn(title, np.stack(sums), answers)
+
+
+def values_of(named: Named, step: int, sample: int, name: str, role: str, iteration: int) -> Floats:
+    """The values of one sample of a named tensor; NaN where they were not kept."""
+    found = named.values(step, name, role, iteration)
+    if found is None or sample not in found.samples:
+        return np.full(5, np.nan)
+    return np.asarray(found.array[found.samples.tolist().index(sample)], float)
+
+
+def drawn(title: str, sums: Floats, answers: Floats) -> Figure | pa.Table:
+    """A line for each sequence; its legend says what the network answered and whether that is right."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        import pyarrow as pa
+
+        return pa.table({f"sequence {number}": line for number, line in enumerate(sums.T)})
+    figure = Figure(figsize=(8, 4), layout="constrained")
+    axes = figure.subplots()
+    axes.axhline(0, color="grey", linewidth=1)
+    for number, (line, answer) in enumerate(zip(sums.T, answers, strict=True)):
+        verdict = "right" if (answer > 0.5) == (line[-1] > 0) else "wrong"
+        axes.plot(range(1, len(line) + 1), line, marker="o", label=f"{number}: answer {answer:.2f}, {verdict}")
+    axes.set(title=title, xlabel="iteration", ylabel="sum so far")
+    axes.legend(title="sequence", loc="center left", bbox_to_anchor=(1, 0.5), frameon=False)
+    return figure
