@@ -102,12 +102,14 @@ def test_code_is_that_of_the_time_of_the_trace_and_no_file_is_read(
 
 
 def test_every_operation_is_in_a_part_whose_groups_are_told(traced: TestClient, trace: ls.Trace) -> None:
-    graph = get(traced, "trace", trace="000001")["graph"]
+    picture = get(traced, "trace", trace="000001")
+    sent = (picture["modules"], picture["inside"]["operations"])
+    parents = dict(pair for parts in sent for pair in zip(parts["parts"], parts["parents"], strict=True))
     for at in range(len(trace)):
         found = get(traced, "operation", trace="000001", op=at)
         chain, part = [], found["part"]
         while part > 0:
-            part = graph["parents"][part]
+            part = parents[part]
             chain.append(part)
         assert [crumb["id"] for crumb in found["around"]] == chain[::-1]
 

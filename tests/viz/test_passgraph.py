@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+
+import pytest
+
+from layerscope.operations import PassRecord
 from layerscope.query.blocks import Nesting
+from layerscope.query.collapse import Hop, Hops, drawable
 from layerscope.query.layers import name_layers
-from layerscope.viz.nestedgraph import NestedGraph
+from layerscope.viz import passgraph
+from layerscope.viz.pass_page import PassPicture
 from layerscope.viz.passgraph import PassGraph
+from tests.viz import graphs
 from tests.viz.graphs import Pass
 
 
@@ -25,26 +33,40 @@ def looped() -> Pass:
     return made
 
 
-def view(rolled: bool = True) -> NestedGraph:
-    record = looped().record()
-    return PassGraph(Nesting(record, name_layers(record), rolled=rolled)).view()
+def nested(record: PassRecord, *, rolled: bool = True) -> Nesting:
+    return Nesting(record, name_layers(record), rolled=rolled)
+
+
+def view(rolled: bool = True) -> PassPicture:
+    return PassGraph(nested(looped().record(), rolled=rolled)).view()
+
+
+def parents(picture: PassPicture) -> dict[int, int]:
+    """The part around each part that was sent."""
+    sent = (picture.modules, picture.inside.operations)
+    return {part: around for parts in sent for part, around in zip(parts.parts, parts.parents, strict=True)}
+
+
+def names(picture: PassPicture) -> dict[int, str]:
+    sent = (picture.modules, picture.inside.operations)
+    return {part: name for parts in sent for part, name in zip(parts.parts, parts.names, strict=True)}
 
 
 def test_every_part_has_one_place_in_the_group_around_it() -> None:
     for rolled in (True, False):
         graph = view(rolled)
-        groups = {group.group: group for group in graph.groups}
+        groups = {group.group: group for group in graph.inside.groups}
         children: dict[int, list[int]] = {}
-        for part, parent in enumerate(graph.parents):
+        for part, parent in parents(graph).items():
             if parent >= 0:
                 children.setdefault(parent, []).append(part)
-        assert set(groups) == set(children)
+        assert set(groups) == set(children) == set(graph.modules.parts)
         for group, inside in children.items():
-            assert sorted(part for part in groups[group].spot_children if part >= 0) == inside
+            assert sorted(part for part in groups[group].spot_children if part >= 0) == sorted(inside)
 
 
 def test_tensors_that_cross_the_border_of_a_group_are_known_on_both_sides() -> None:
-    graph = view()
+    graph = view().inside
     groups = {group.group: group for group in graph.groups}
     for group in graph.groups:
         for child, into in zip(group.target_children, group.target_into, strict=True):
@@ -58,16 +80,54 @@ def test_tensors_that_cross_the_border_of_a_group_are_known_on_both_sides() -> N
 
 def test_a_loop_is_one_part_with_ways_back_and_unrolled_three_without() -> None:
     rolled, unrolled = view(rolled=True), view(rolled=False)
-    assert sum(name.startswith("tanh") for name in rolled.names) == 1
-    assert sum(len(group.lane_flows) for group in rolled.groups) > 0
-    assert sum(name.startswith("tanh") for name in unrolled.names) == 3
-    assert sum(len(group.lane_flows) for group in unrolled.groups) == 0
+    assert sum(name.startswith("tanh") for name in names(rolled).values()) == 1
+    assert sum(len(group.lane_flows) for group in rolled.inside.groups) > 0
+    assert sum(name.startswith("tanh") for name in names(unrolled).values()) == 3
+    assert sum(len(group.lane_flows) for group in unrolled.inside.groups) == 0
 
 
 def test_times_of_a_module_are_those_of_its_operations_added_up() -> None:
-    record = looped().record()
-    graph = PassGraph(Nesting(record, name_layers(record), rolled=True))
+    graph = PassGraph(nested(looped().record()))
     numbers = dict(zip(*graph.numbers("elapsed_s"), strict=True))
-    encoder = graph.view().names.index("encoder")
-    inside = [part for part, parent in enumerate(graph.view().parents) if parent == encoder]
+    encoder = next(part for part, name in names(graph.view()).items() if name == "encoder")
+    inside = [part for part, parent in parents(graph.view()).items() if parent == encoder]
     assert abs(numbers[encoder] - sum(numbers[part] for part in inside)) < 1e-12
+
+
+def test_a_large_graph_is_sent_as_modules_and_its_operations_with_their_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = view()
+    monkeypatch.setattr(passgraph, "SENT_WHOLE", 3)
+    monkeypatch.setattr(passgraph, "readable", lambda *_: {0})
+    graph = PassGraph(nested(looped().record()))
+    picture = graph.view()
+    assert [group.group for group in picture.inside.groups] == [0]
+    assert picture.modules.parts == whole.modules.parts
+    assert set(picture.inside.operations.parents) == {0}
+    rest = graph.groups(picture.modules.parts[1:])
+    sent = {*picture.modules.parts, *picture.inside.operations.parts, *rest.operations.parts}
+    assert sent == {*whole.modules.parts, *whole.inside.operations.parts}
+    assert {*picture.inside.groups, *rest.groups} == {*whole.inside.groups}
+
+
+@pytest.mark.parametrize("rolled", [True, False])
+@pytest.mark.parametrize(
+    "record",
+    [
+        graphs.transformer(2),
+        graphs.lstm(4),
+        graphs.loop(4),
+        graphs.chain(900),
+        graphs.skips_across(40),
+        looped().record(),
+    ],
+    ids=["transformer", "lstm", "loop", "chain", "skips", "looped"],
+)
+def test_the_hops_of_one_group_are_those_of_the_whole_with_everything_open(record: PassRecord, rolled: bool) -> None:
+    nesting = nested(record, rolled=rolled)
+    groups = [block.index for block in nesting.blocks if block.children]
+    whole: dict[int, list[Hop]] = defaultdict(list)
+    for edge in drawable(nesting, 0, set(groups)).edges:
+        for hop in edge.hops:
+            whole[hop.group].append(hop)
+    hops = Hops(nesting)
+    assert {group: hops.of(group) for group in groups} == {group: whole[group] for group in groups}

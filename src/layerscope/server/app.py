@@ -18,6 +18,7 @@ from starlette.types import Scope
 
 from layerscope.errors import LayerscopeError, SelectError
 from layerscope.server.catalogue import Catalogue, Compactor
+from layerscope.server.customview import OwnView
 from layerscope.server.guard import Guard
 from layerscope.server.live import Live
 from layerscope.server.routes import routes
@@ -26,12 +27,16 @@ STATIC = Path(__file__).parent / "static"
 log = logging.getLogger(__name__)
 
 
-def create_app(root: Path, *, host: str = "127.0.0.1", compactor: Compactor | None = None) -> Starlette:
+def create_app(
+    root: Path, *, host: str = "127.0.0.1", compactor: Compactor | None = None, view: Path | None = None
+) -> Starlette:
     """The page on a run or a folder of runs, for a server that listens on `host`.
 
-    `compactor` is called once, in the background, with the folder of each run that is no longer being written.
+    `compactor` is called once, in the background, with the folder of each run that is no longer being written; `view`
+    is a Python file with a view of the user's own, whose code is run.
     """
     catalogue = Catalogue(Path(root), compactor)
+    own_view = OwnView(view) if view else None
 
     @contextlib.asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
@@ -40,7 +45,7 @@ def create_app(root: Path, *, host: str = "127.0.0.1", compactor: Compactor | No
 
     return Starlette(
         routes=[
-            *routes(catalogue),
+            *routes(catalogue, own_view),
             Route("/api/{rest:path}", _nothing_here),
             WebSocketRoute("/api/live", Live(catalogue).serve),
             _page(),

@@ -7,6 +7,7 @@ from starlette.requests import Request
 
 from layerscope.viz.screen import Screen
 
+MOST_RUNS = 8  # more colours than that cannot be told apart
 FARTHEST_STEP = 2**53  # beyond it the page's numbers skip steps
 
 
@@ -58,3 +59,11 @@ def chosen(request: Request, name: str, among: tuple[str, ...]) -> str:
     if text not in among:
         raise HTTPException(400, f"{name!r} must be one of {', '.join(among)}, not {(text or '')[:40]!r}.")
     return text
+
+
+def runs_of(request: Request) -> list[str]:
+    """The runs that are asked for by `run=…&run=…`, each once."""
+    names = list(dict.fromkeys(request.query_params.getlist("run")))[:MOST_RUNS]
+    if not names:
+        raise HTTPException(400, "The request names no run.")
+    return names

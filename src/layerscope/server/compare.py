@@ -13,7 +13,7 @@ from starlette.routing import Route
 from layerscope.errors import LayerscopeError
 from layerscope.query.run import History
 from layerscope.records import Floats, Ints
-from layerscope.server.asked import FARTHEST_STEP, chosen, integer, screen_of, share
+from layerscope.server.asked import FARTHEST_STEP, chosen, integer, runs_of, screen_of, share
 from layerscope.server.catalogue import Catalogue, Opened, kpi_curves, step_range
 from layerscope.server.heatmap import Matrices, question_of
 from layerscope.viz.axis import AxisKind
@@ -21,7 +21,6 @@ from layerscope.viz.compare import CompareView, Curves, Held, HistogramsView, Ru
 from layerscope.viz.heatmap import DifferenceView, difference_view
 from layerscope.viz.scalar import kpis_in_order, scalar_view
 
-MOST_RUNS = 8  # more colours than that cannot be told apart
 KpiCurves = dict[str, tuple[Ints, Floats]]
 
 
@@ -38,10 +37,7 @@ class Comparing:
 
     def _endpoint(self, answer: Callable[[Request, list[str]], object]) -> Callable[[Request], Response]:
         def endpoint(request: Request) -> Response:
-            names = list(dict.fromkeys(request.query_params.getlist("run")))[:MOST_RUNS]
-            if not names:
-                raise HTTPException(400, "The request names no run.")
-            return self._send(answer(request, names))
+            return self._send(answer(request, runs_of(request)))
 
         return endpoint
 

@@ -101,7 +101,7 @@ def _with_headers(send: Send, added: dict[str, str]) -> Send:
         if message["type"] == "http.response.start":
             headers = MutableHeaders(scope=message)
             for name, value in added.items():
-                headers[name] = value
+                headers.setdefault(name, value)  # a page of the user's own has a policy of its own
         await send(message)
 
     return wrapped

@@ -13,11 +13,13 @@ from starlette.routing import Route
 
 from layerscope.query.run import History
 from layerscope.records import Ints
-from layerscope.server import findings, graph, heatmap, wire
+from layerscope.server import findings, graph, heatmap, training, wire
 from layerscope.server.asked import chosen, integer, screen_of, share
 from layerscope.server.catalogue import Catalogue, Opened, kpi_curves, step_range
 from layerscope.server.compare import Comparing
+from layerscope.server.customview import OwnView
 from layerscope.server.messages import EventEntry, RunList, SeriesEntry, SiteList, Timeline
+from layerscope.server.tensors import Tensors
 from layerscope.server.traces import Traces
 from layerscope.version import __version__
 from layerscope.viz.axis import AxisKind
@@ -28,7 +30,7 @@ Answer = TypeVar("Answer")
 MOST_EVENTS = 1000
 
 
-def routes(catalogue: Catalogue) -> list[Route]:
+def routes(catalogue: Catalogue, own_view: OwnView | None = None) -> list[Route]:
     """Everything the page can ask for. The functions block, so Starlette runs them in its thread pool."""
 
     def runs(request: Request) -> Response:
@@ -61,6 +63,8 @@ def routes(catalogue: Catalogue) -> list[Route]:
         *heatmap.routes(of_run, matrices),
         *findings.routes(place, catalogue.diagnoses, sent),
         *Comparing(catalogue, matrices, sent).routes(),
+        *Tensors(catalogue, sent, own_view).routes(),
+        *training.routes(catalogue, of_run, sent),
     ]
 
 

@@ -50,19 +50,21 @@ class PageServer:
     """
 
     def __init__(
-        self, root: Path | str, *, host: str = "127.0.0.1", port: int = PORT, compactor: Compactor | None = None
+        self,
+        root: Path | str,
+        *,
+        host: str = "127.0.0.1",
+        port: int = PORT,
+        compactor: Compactor | None = None,
+        view: Path | None = None,
     ) -> None:
         root = Path(root)
         must_be_folder(root)
+        app = create_app(root, host=host, compactor=compactor, view=view)
         self._socket = _listening(host, port)
         shown = f"[{host}]" if ":" in host else host
         self.address = f"http://{shown}:{self._socket.getsockname()[1]}/"
-        config = uvicorn.Config(
-            create_app(root, host=host, compactor=compactor),
-            log_config=None,
-            access_log=False,
-            server_header=False,
-        )
+        config = uvicorn.Config(app, log_config=None, access_log=False, server_header=False)
         self._server = _Server(config)
         self._thread = threading.Thread(target=self._run, name="layerscope-server", daemon=True)
 
@@ -119,10 +121,13 @@ def serve(
     port: int = PORT,
     open_browser: bool = False,
     ready: Callable[[str], None] = announce,
-    compactor: Compactor | None = compact_in_another_process,
+    view: Path | None = None,
 ) -> None:
-    """Serve the page on a run or a folder of runs until interrupted; `ready` is called with its address."""
-    with PageServer(root, host=host, port=port, compactor=compactor) as server:
+    """Serve the page on a run or a folder of runs until interrupted; `ready` is called with its address.
+
+    `view` is a Python file with a view of your own: its code is run.
+    """
+    with PageServer(root, host=host, port=port, compactor=compact_in_another_process, view=view) as server:
         ready(server.address)
         if open_browser:
             open_page(server.address)

@@ -22,9 +22,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from layerscope.server import findings, messages, traces
-from layerscope.viz import compare, heatmap, pass_page
+from layerscope.server import customview, findings, messages, traces
+from layerscope.viz import compare, heatmap, pass_page, samples, tensors, training
 from layerscope.viz.axis import AxisKind
+from layerscope.viz.dependencies import DependencyView
 from layerscope.viz.histogram import HistogramView
 from layerscope.viz.modulegraph import PartNumbers
 from layerscope.viz.nestedgraph import GroupOrder, GroupOrders, NestedGraph
@@ -46,6 +47,8 @@ RECORDS: tuple[type, ...] = (
     traces.TraceEntry,
     traces.TraceList,
     pass_page.Crumb,
+    pass_page.PassParts,
+    pass_page.PassGroups,
     pass_page.PassPicture,
     pass_page.PassNumbers,
     pass_page.OperationLink,
@@ -66,6 +69,21 @@ RECORDS: tuple[type, ...] = (
     compare.CompareView,
     compare.StepHistogram,
     compare.HistogramsView,
+    DependencyView,
+    tensors.Neurons,
+    tensors.TensorPanel,
+    tensors.TensorsView,
+    training.KpiCurve,
+    training.KpiChart,
+    training.KpisView,
+    training.NotesView,
+    training.NetworkView,
+    customview.OwnItem,
+    customview.OwnResult,
+    customview.OwnSaved,
+    samples.SampleColumn,
+    samples.RunSamples,
+    samples.SamplesView,
     messages.Change,
     messages.Problem,
     GroupOrder,

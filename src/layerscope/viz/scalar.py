@@ -34,11 +34,11 @@ class ScalarView:
 def kpis_in_order(columns: list[str]) -> list[str]:
     """Names of the KPIs in a table of them, losses first: they are what a training is judged by.
 
-    >>> kpis_in_order(["step", "time_s", "accuracy", "loss"])
-    ['loss', 'accuracy']
+    >>> kpis_in_order(["step", "time_s", "accuracy", "eval_loss", "loss"])
+    ['loss', 'eval_loss', 'accuracy']
     """
-    names = [name for name in columns if name not in ("step", "time_s")]
-    return sorted(names, key=lambda name: "loss" not in name.lower())
+    names = [name for name in columns if name not in ("step", "time_s", "type")]
+    return sorted(names, key=lambda name: ("loss" not in name.lower(), name.lower() not in ("loss", "train_loss")))
 
 
 def scalar_view(name: str, steps: Ints, values: Floats, screen: Screen, smooth: float = 0.0) -> ScalarView:

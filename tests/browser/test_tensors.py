@@ -1,0 +1,231 @@
+"""Named tensors in a real browser: the graph, the selectors, two trials, and what is told beside them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Locator, Page, expect
+
+from layerscope.server.serve import PageServer
+from tests.browser.conftest import Visit
+from tests.server.named_runs import write_named
+from tests.server.runs import write_run
+
+pytestmark = pytest.mark.browser
+
+VIEW = """
+def view(selection, run):
+    if selection.node == "loss":
+        raise ValueError("this view knows no <b>loss</b>")
+    return [f"{selection.node} at step {selection.step}", [("the ", 0.1), ("cat", 1.0)]]
+"""
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("project")
+    write_named(folder / "runs" / "a")
+    write_named(folder / "runs" / "b", scale=4.0)
+    write_run(folder / "runs" / "plain")
+    (folder / "mine.py").write_text(VIEW)
+    return folder
+
+
+@pytest.fixture
+def address(project: Path) -> Iterator[str]:
+    with PageServer(project / "runs", port=0, view=project / "mine.py") as server:
+        yield f"{server.address}#run=a&view=tensors"
+
+
+def node(page: Page, name: str) -> Locator:
+    return page.get_by_test_id("dependencies").first.locator(f'[data-node="{name}"]:not([data-part="earlier"])')
+
+
+def stat(page: Page, name: str) -> Locator:
+    return page.get_by_test_id("statistics").first.locator(f'[data-stat="{name}"]')
+
+
+def place(page: Page, name: str) -> str:
+    found = node(page, name).get_attribute("transform")
+    assert found is not None
+    return found
+
+
+def test_a_click_shows_a_node_with_its_links_statistics_and_values(visit: Visit, address: str) -> None:
+    page = visit.page
+    page.goto(address)
+    node(page, "memory").click()
+    expect(page).to_have_url(re.compile("node=memory"))
+    expect(node(page, "memory")).to_have_attribute("aria-selected", "true")
+    graph = page.get_by_test_id("dependencies")
+    expect(graph.locator("path.link")).to_have_count(4)  # from pre_out, pre and itself one iteration ago, to output
+    expect(graph.locator("path.link.earlier")).to_have_count(1)
+    expect(node(page, "memory").locator("title")).to_contain_text("from pre_out, memory, pre; to output")
+    expect(stat(page, "mean_of_sample_std")).to_be_visible()
+    values = page.get_by_test_id("values")
+    expect(values.get_by_role("row")).to_have_count(9)
+    expect(values.get_by_role("columnheader", name="1 easy")).to_be_visible()
+    page.get_by_role("checkbox", name="all links").check()
+    expect(graph.locator("path.link")).to_have_count(9)
+
+
+def test_sides_without_parents_or_children_are_dotted_and_links_of_other_roles_thin(visit: Visit, address: str) -> None:
+    page = visit.page
+    page.goto(f"{address}&node=pre&role=0.weight&iteration=1")
+    expect(node(page, "input").locator('[data-side="left"]')).to_have_class(re.compile("dotted"))
+    expect(node(page, "input").locator('[data-side="right"]')).not_to_have_class(re.compile("dotted"))
+    expect(node(page, "memory").locator('[data-side="right"]')).to_have_class(re.compile("dotted"))
+    thin = page.get_by_test_id("dependencies").locator("path.link.thin")
+    expect(thin).to_have_attribute("data-link", "pre memory")
+    page.get_by_test_id("role").select_option("0.bias")
+    expect(thin).to_have_attribute("data-link", "pre pre_out")
+
+
+def test_arrow_keys_walk_from_node_to_node(visit: Visit, address: str) -> None:
+    page = visit.page
+    page.goto(f"{address}&node=output&type=long")
+    expect(node(page, "output")).to_have_attribute("aria-selected", "true")
+    page.get_by_test_id("dependencies").focus()
+    for key, name in (
+        ("ArrowLeft", "memory"),
+        ("ArrowRight", "output"),
+        ("ArrowRight", "loss"),
+        ("ArrowLeft", "output"),
+    ):
+        page.keyboard.press(key)
+        expect(node(page, name)).to_have_attribute("aria-selected", "true")
+    page.keyboard.press("ArrowDown")
+    expect(node(page, "target")).to_have_attribute("aria-selected", "true")
+
+
+def test_a_source_of_an_earlier_iteration_leads_there(visit: Visit, address: str) -> None:
+    page = visit.page
+    page.goto(f"{address}&type=long&iteration=2&node=memory")
+    page.get_by_test_id("dependencies").locator('[data-part="earlier"].node').click()
+    expect(page.get_by_test_id("iteration")).to_have_value("1")
+    expect(page.get_by_test_id("node")).to_have_value("memory")
+
+
+def test_the_selection_survives_every_switch_and_is_in_the_address(visit: Visit, address: str) -> None:
+    page = visit.page
+    page.goto(address)
+    page.get_by_test_id("type").select_option("long")
+    page.get_by_test_id("node").select_option("memory")
+    page.get_by_test_id("iteration").select_option("2")
+    page.get_by_test_id("sample").select_option("1")
+    page.get_by_test_id("what").select_option("∇loss_b")
+    expect(page.get_by_test_id("statistics")).to_contain_text("gradient of loss_b")
+    page.get_by_test_id("step").fill("20")
+    page.get_by_test_id("step").press("Enter")
+    expect(page.get_by_text("step 20 · long · iteration 2")).to_be_visible()
+    mean = stat(page, "mean").inner_text()
+    before = place(page, "memory")
+    page.get_by_test_id("trial").select_option("b")
+    expect(page.get_by_test_id("panel")).to_have_attribute("data-run", "b")
+    expect(stat(page, "mean")).not_to_have_text(mean)
+    assert place(page, "memory") == before
+    page.get_by_test_id("trial").select_option("a")
+    expect(stat(page, "mean")).to_have_text(mean)
+    page.reload()
+    expect(stat(page, "mean")).to_have_text(mean)
+    for name, value in (("type", "long"), ("step", "20"), ("iteration", "2"), ("sample", "1"), ("what", "∇loss_b")):
+        expect(page.get_by_test_id(name)).to_have_value(value)
+
+
+def test_what_is_not_there_keeps_the_wish_and_says_so(visit: Visit, address: str) -> None:
+    page = visit.page
+    page.goto(f"{address}&type=long&iteration=3&node=loss")
+    expect(stat(page, "mean")).to_be_visible()
+    page.get_by_test_id("type").select_option("short")
+    expect(page.get_by_test_id("fallback")).to_have_text("no iteration 3 in this step")
+    page.get_by_test_id("iteration").select_option("1")
+    expect(page.get_by_text("It is in iteration 2.")).to_be_visible()
+    expect(node(page, "loss")).to_have_attribute("data-part", "absent")
+    page.get_by_test_id("iteration").select_option("2")
+    expect(stat(page, "mean")).to_be_visible()
+
+
+def test_two_trials_side_by_side_follow_the_same_selectors(visit: Visit, address: str) -> None:
+    page = visit.page
+    page.goto(f"{address}&node=memory&iteration=1")
+    page.get_by_test_id("beside").select_option("b")
+    expect(page.get_by_test_id("panel")).to_have_count(2)
+    page.get_by_test_id("node").select_option("input")
+    for panel in page.get_by_test_id("panel").all():
+        expect(panel.locator('[data-node="input"]')).to_have_attribute("aria-selected", "true")
+    stat(page, "std").click()
+    expect(page.get_by_role("img", name="std of input of 2 runs over the steps")).to_be_visible()
+    first, second = (
+        panel.locator('[data-node="memory"].near, [data-node="pre_out"]').first
+        for panel in page.get_by_test_id("panel").all()
+    )
+    assert first.get_attribute("transform") == second.get_attribute("transform")
+
+
+def test_values_are_shown_as_bars_and_image_and_keys_walk_the_steps(visit: Visit, address: str) -> None:
+    page = visit.page
+    page.goto(f"{address}&node=memory&type=short")
+    values = page.get_by_test_id("values")
+    values.get_by_role("button", name="bars").click()
+    expect(values.get_by_test_id("picture-mean")).to_have_attribute("data-picture", "line")
+    values.get_by_role("button", name="image").click()
+    expect(values.get_by_test_id("picture-image")).to_have_attribute("data-picture", "matrix")
+    page.keyboard.press("[")
+    expect(page.get_by_test_id("step")).to_have_value("30")
+    page.keyboard.press("]")
+    expect(page.get_by_test_id("step")).to_have_value("50")
+
+
+def test_two_tensors_are_related_sample_by_sample(visit: Visit, address: str) -> None:
+    page = visit.page
+    page.goto(f"{address}&type=long&pane=samples&node=partial_sums&role=sum")
+    table = page.get_by_role("table", name="Samples of a")
+    expect(table.get_by_role("row")).to_have_count(4)
+    page.get_by_label("Tensor 2").select_option("output")
+    expect(page.get_by_test_id("scatter")).to_have_attribute("data-points", "45")
+    expect(page.get_by_test_id("scatter")).to_have_attribute("aria-label", "output against partial_sums · sum")
+    table.get_by_role("button", name="2", exact=True).click()
+    expect(page.get_by_test_id("sample")).to_have_value("2")
+
+
+def test_kpis_compare_trials_and_types_and_notes_and_network_are_told(visit: Visit, address: str) -> None:
+    page = visit.page
+    page.goto(f"{address}&pane=kpis&beside=b")
+    charts = page.get_by_test_id("kpi-charts")
+    expect(charts.get_by_role("img", name="loss of 4 curves over the steps")).to_be_visible()
+    expect(page.get_by_role("region", name="KPIs of accuracy").get_by_role("img")).to_have_count(2)
+    page.get_by_role("group", name="Types of steps").get_by_role("button", name="long").click()
+    expect(charts.get_by_role("img", name="loss of 2 curves over the steps")).to_be_visible()
+    expect(page).to_have_url(re.compile("types=short"))
+    page.get_by_role("button", name="Notes").click()
+    expect(page.get_by_test_id("notes")).to_contain_text("a new <b>learning rate</b>")
+    page.get_by_role("button", name="Network").click()
+    tree = page.get_by_test_id("network")
+    expect(tree.get_by_role("row").filter(has_text="weight")).to_contain_text("83.3 %")
+    tree.get_by_role("button", name="0", exact=True).click()
+    expect(tree.get_by_role("row")).to_have_count(4)
+
+
+def test_a_view_of_ones_own_follows_the_selection_and_the_file(visit: Visit, address: str, project: Path) -> None:
+    page = visit.page
+    page.goto(f"{address}&node=memory&step=30&pane=own")
+    own = page.get_by_test_id("own")
+    expect(own).to_contain_text("memory at step 30")
+    expect(own.get_by_text("cat")).to_be_visible()
+    page.get_by_test_id("node").select_option("loss")
+    expect(own.get_by_role("alert")).to_contain_text("ValueError: this view knows no <b>loss</b>")
+    (project / "mine.py").write_text(VIEW.replace('"loss"', '"nothing"').replace("at step", "in step"))
+    expect(own).to_contain_text("loss in step 30")
+    (project / "mine.py").write_text(VIEW)
+
+
+def test_a_run_without_named_tensors_says_how_to_name_them(visit: Visit, address: str) -> None:
+    page = visit.page
+    page.goto(address.replace("run=a", "run=plain"))
+    expect(page.get_by_text("No named tensors")).to_be_visible()
+    expect(page.get_by_text('run.record("memory", h)')).to_be_visible()
+    page.get_by_test_id("trial").select_option("a")
+    expect(page.get_by_test_id("dependencies")).to_be_visible()

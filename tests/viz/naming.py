@@ -1,0 +1,40 @@
+"""Dependency graphs of a small recurrent network, made by hand: before, within and at the end of its loop."""
+
+from __future__ import annotations
+
+from layerscope.records import Dependencies, Link, NamedNode, Part
+
+BATCH, WIDE = 16, 5
+KEPT = (0, 1, 2)
+
+
+def node(name: str, part: Part, *roles: tuple[str, tuple[int, ...]]) -> NamedNode:
+    return NamedNode(name, part, roles or (("", (BATCH, WIDE)),))
+
+
+def link(source: str, target: str, back: int = 0, source_role: str = "", target_role: str = "") -> Link:
+    return Link(source, source_role, back, target, target_role)
+
+
+INITIAL = Dependencies(0, (node("memory", Part.INTERMEDIATE, ("", (BATCH, 8))),), ())
+INNER = (
+    node("input", Part.INPUT),
+    node("partial_sums", Part.INTERMEDIATE, ("sum", (BATCH, WIDE)), ("last", (BATCH, WIDE))),
+    node("pre", Part.PARAMETER, ("0.weight", (8, WIDE)), ("0.bias", (8,))),
+    node("pre_out", Part.INTERMEDIATE, ("", (BATCH, 8))),
+    node("memory", Part.INTERMEDIATE, ("", (BATCH, 8))),
+)
+INNER_LINKS = (
+    link("input", "pre_out"),
+    link("input", "partial_sums", target_role="sum"),
+    link("pre", "pre_out", source_role="0.weight"),
+    link("pre_out", "memory"),
+    link("memory", "memory", back=1),
+    link("pre", "memory", source_role="0.bias"),
+)
+FIRST = Dependencies(1, INNER, INNER_LINKS)
+LAST = Dependencies(
+    2,
+    (*INNER, node("output", Part.INTERMEDIATE), node("target", Part.TARGET), node("loss", Part.LOSS, ("", ()))),
+    (*INNER_LINKS, link("memory", "output"), link("output", "loss"), link("target", "loss")),
+)

@@ -1,0 +1,36 @@
+/** Which curves of KPIs are drawn, and how they are told apart. */
+
+const DASHES: readonly (readonly number[])[] = [[], [7, 4], [2, 3], [9, 3, 2, 3]];
+/** As many curves as there are colours. */
+const MOST_CURVES = 8;
+
+/** The types that are wished for; without a wish as many as can be told apart, spread over all of them. */
+export function typesShown(types: readonly string[], wished: readonly string[], runs: number): string[] {
+  const there = wished.filter((type) => types.includes(type));
+  if (there.length > 0) return there;
+  const room = Math.max(Math.floor(MOST_CURVES / Math.max(runs, 1)), 1);
+  if (types.length <= room) return [...types];
+  const places = Array.from({ length: room }, (_, at) =>
+    room === 1 ? types.length - 1 : Math.round((at * (types.length - 1)) / (room - 1)),
+  );
+  return places.flatMap((place) => types[place] ?? []);
+}
+
+export interface CurveLook {
+  readonly colour: string;
+  readonly dash: readonly number[];
+}
+
+/** A colour for each run and type; where there are too many, one for each type. The lines of other runs are dashed. */
+export function curveLooks(
+  runs: readonly string[],
+  types: readonly string[],
+  colours: readonly string[],
+): (run: string, type: string) => CurveLook {
+  const few = runs.length * types.length <= colours.length;
+  return (run, type) => {
+    const [row, column] = [Math.max(runs.indexOf(run), 0), Math.max(types.indexOf(type), 0)];
+    const at = few ? row * types.length + column : types.length > 1 ? column : row;
+    return { colour: colours[at % colours.length] ?? "", dash: DASHES[row % DASHES.length] ?? [] };
+  };
+}

@@ -1,0 +1,89 @@
+/** Named tensors: what is asked of the server, and what is chosen. */
+
+import type { Span } from "../charts/scale";
+import { Resource } from "../resource.svelte";
+import type { Scope } from "../scope.svelte";
+import type { Selection } from "../selection";
+import type { TensorPanel, TensorsView } from "../wire.gen";
+
+type Chosen = Pick<
+  Selection,
+  "type" | "iteration" | "node" | "role" | "sample" | "loss" | "measure" | "form"
+>;
+
+export class Tensors {
+  readonly answer = new Resource<TensorsView>();
+  /** Where on the axes that an image does not show. */
+  at = $state.raw<readonly number[]>([]);
+  /** Steps of the KPIs, while they are shown. */
+  span = $state.raw<Span | null>(null);
+
+  constructor(readonly scope: Scope) {
+    $effect(() => this.#load());
+    $effect(() => {
+      const { panel } = this;
+      const [min, max] = [panel?.steps[0], panel?.steps.at(-1)];
+      scope.steps = panel?.steps ?? null;
+      scope.reach = this.span ?? (min === undefined || max === undefined ? null : { min, max });
+      return () => {
+        scope.steps = null;
+        scope.reach = null;
+      };
+    });
+  }
+
+  /** The runs side by side. */
+  readonly runs = $derived.by(() => {
+    const { run, beside } = this.scope.selection;
+    return run === null ? [] : beside === null || beside === run ? [run] : [run, beside];
+  });
+
+  readonly panels = $derived(this.answer.value?.panels ?? []);
+  readonly panel = $derived<TensorPanel | null>(this.panels[0] ?? null);
+  readonly measure = $derived(this.answer.value?.stat ?? "mean");
+
+  /** Choose; the step is the one of the cross-hair. */
+  choose(changes: Partial<Chosen> & { step?: number | null }): void {
+    if ("node" in changes || "iteration" in changes) this.at = [];
+    this.scope.select(changes);
+  }
+
+  chooseNode(node: string, iteration: number | null = this.scope.selection.iteration): void {
+    this.choose({ node, iteration });
+  }
+
+  /** The selection for requests; what is not wished for is left out. */
+  readonly query = $derived.by(() => {
+    const { type, step, iteration, node, role, sample, loss } = this.scope.selection;
+    const wishes = { type, step, iteration, node, role, sample, loss };
+    return Object.entries(wishes)
+      .filter(([, wish]) => wish !== null)
+      .map(([name, wish]) => `&${name}=${encodeURIComponent(String(wish))}`)
+      .join("");
+  });
+
+  #load(): void {
+    const { scope } = this;
+    void scope.news;
+    const { measure, form, runs } = scope.selection;
+    if (this.runs.length === 0 || scope.width === 0) return;
+    const names = [...new Set([...this.runs, ...runs])]
+      .map((run) => `run=${encodeURIComponent(run)}`)
+      .join("&");
+    const look = `${measure === null ? "" : `&stat=${encodeURIComponent(measure)}`}&form=${form ?? "numbers"}`;
+    const at = this.at.length > 0 ? `&at=${this.at.join()}` : "";
+    this.answer.load(
+      `api/tensors?${names}&panels=${this.runs.length}${this.query}${look}${at}&${scope.screen()}${scope.smooth()}`,
+      "tensors",
+    );
+  }
+}
+
+/** What a loss is called. */
+export function lossText(loss: string): string {
+  return loss === "" ? "gradient" : `gradient of ${loss}`;
+}
+
+export function roleText(role: string): string {
+  return role === "" ? "(the tensor)" : role;
+}
