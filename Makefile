@@ -3,6 +3,7 @@
 # make check  format, lint, types and fast tests, while working
 # make full   the long matrices too
 # make bench  the tables of docs/performance.md
+# make screenshots  every view as pictures, to look at
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
@@ -41,8 +42,10 @@ full: $(VENV)/.dev web/node_modules/.installed chromium
 bench: $(VENV)/.dev
 	$(BIN)/python -m benchmarks.all
 
+# Every view of six networks in both themes and two sizes, into build/screenshots; then the pictures of the documentation.
 screenshots: $(VENV)/.dev chromium
-	LAYERSCOPE_SCREENSHOTS=1 $(BIN)/pytest -q -m browser
+	LAYERSCOPE_SCREENSHOTS=1 $(BIN)/python -m tests.browser.screenshots build/screenshots
+	LAYERSCOPE_SCREENSHOTS=1 $(BIN)/pytest -q -m browser -k pictures
 
 format: $(VENV)/.dev web/node_modules/.installed
 	$(BIN)/ruff format -q .

@@ -28,7 +28,7 @@ def test_two_clicks_lead_from_the_list_to_the_first_layer_with_nan(visit: Visit,
     page = visit.page
     page.goto(f"{address}#run=sound")
     runs = page.get_by_test_id("runs")
-    badge = runs.get_by_role("option").filter(has_text="broken").get_by_test_id("badge")
+    badge = runs.get_by_role("row").filter(has_text="broken").get_by_test_id("badge")
     expect(badge).to_have_text(re.compile(r"\d"), timeout=20_000)
     badge.click()
     expect(page.get_by_test_id("verdict")).to_contain_text("error")

@@ -7,16 +7,17 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Literal
 
+import numpy as np
 import pytest
 from playwright.sync_api import Locator, Page, expect
 
 from layerscope.server.serve import PageServer
 from tests.browser.conftest import Visit
-from tests.server.runs import Writing, write_run
+from tests.server.runs import Writing, summaries, write_run
 
 pytestmark = pytest.mark.browser
 ROOT = Path(__file__).parents[2]
@@ -58,7 +59,7 @@ def chosen(page: Page) -> tuple[str, ...]:
 
 
 def open_run(page: Page, name: str) -> None:
-    page.get_by_test_id("runs").get_by_role("option").filter(has_text=name).click()
+    page.get_by_test_id("runs").get_by_role("row").filter(has_text=name).click()
     expect(page.get_by_test_id("run-title")).to_have_text(name)
 
 
@@ -67,7 +68,7 @@ def test_the_charts_grow_while_the_training_runs_and_the_address_restores_the_vi
 ) -> None:
     page = visit.page
     page.goto(address)
-    page.get_by_test_id("runs").get_by_role("option").filter(has_text="live").click(timeout=30_000)
+    page.get_by_test_id("runs").get_by_role("row").filter(has_text="live").click(timeout=30_000)
     page.get_by_role("searchbox").fill("1.act")
     page.get_by_test_id("sites").get_by_role("treeitem").first.click()
     expect(page.get_by_test_id("site-title")).to_have_text("1.act")
@@ -134,9 +135,16 @@ def test_a_run_deleted_while_it_is_shown_is_said_to_be_gone(visit: Visit, projec
     expect(page.get_by_test_id("histogram")).to_be_visible()
 
 
-def test_names_with_html_and_great_length_are_shown_as_text(visit: Visit, project: Path, address: str) -> None:
+ODD_NAMES = (
+    "<img src=x onerror=document.title='hit'>" + "y" * 460,
+    """quotes ' " ` and \\ and &amp; and %20#?""",
+    "größe.\u202eהפוך.层.🔥.e\u0301",
+)
+
+
+@pytest.mark.parametrize("name", ODD_NAMES, ids=["html", "quotes", "unicode"])
+def test_odd_names_are_shown_as_text(visit: Visit, project: Path, address: str, name: str) -> None:
     page = visit.page
-    name = "<img src=x onerror=document.title='hit'>" + "y" * 460
     write_run(project / "<b>odd</b>", steps=3, site=name)
     page.goto(address)
     open_run(page, "<b>odd</b>")
@@ -144,8 +152,45 @@ def test_names_with_html_and_great_length_are_shown_as_text(visit: Visit, projec
     expect(title).to_have_text(name)
     expect(title).to_have_attribute("title", name)
     assert page.locator("img").count() == 0
-    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    for tab in page.get_by_role("tab").all():
+        tab.click()
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    page.get_by_role("tab", name="Charts").click()
+    page.reload()
+    expect(title).to_have_text(name)
     assert "hit" not in page.title()
+
+
+def no_step(folder: Path) -> None:
+    Writing(folder).sink.close()
+
+
+def one_number(folder: Path) -> None:
+    write_run(folder, steps=1)
+
+
+def only_nan(folder: Path) -> None:
+    writing = Writing(folder)
+    for step in range(3):
+        writing.sink.put(summaries(step, [writing.series], [np.full(500, np.nan)]))
+        writing.kpi(step, float("nan"))
+    writing.sink.close()
+
+
+@pytest.mark.parametrize("make", [no_step, one_number, only_nan], ids=["no step", "one step", "all NaN"])
+def test_every_view_of_a_poor_run_says_something(
+    visit: Visit, project: Path, address: str, make: Callable[[Path], None]
+) -> None:
+    page = visit.page
+    make(project / "poor")
+    page.goto(f"{address}#run=poor")
+    expect(page.get_by_test_id("run-title")).to_have_text("poor")
+    stage = page.get_by_test_id("stage")
+    for tab in page.get_by_role("tab").all():
+        tab.click()
+        expect(stage.get_by_text(re.compile("^Reading|^Checking|^Laying"))).to_have_count(0)
+        assert len(stage.inner_text()) > 60
+        assert "undefined" not in stage.inner_text()
 
 
 def test_the_keyboard_alone_finds_a_site_walks_the_steps_and_zooms_out(visit: Visit, address: str) -> None:
@@ -211,7 +256,7 @@ def test_a_loss_that_is_nan_or_infinite_is_shown_in_red(
     page = visit.page
     page.emulate_media(color_scheme=theme)
     page.goto(f"{address}#run=broken")
-    in_list = page.get_by_test_id("runs").get_by_role("option").filter(has_text="broken").get_by_text("NaN", exact=True)
+    in_list = page.get_by_test_id("runs").get_by_role("row").filter(has_text="broken").get_by_text("NaN", exact=True)
     in_panel = page.get_by_role("group", name="Which KPI is drawn").get_by_text("NaN", exact=True)
     for found in (in_list, in_panel):
         expect(found).to_be_visible()

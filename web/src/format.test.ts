@@ -1,5 +1,5 @@
 import { expect, test } from "vitest";
-import { count, isBroken, recorded, share, tick, value } from "./format";
+import { count, isBroken, quantity, recorded, share, ticks, value } from "./format";
 
 test.each([
   [0, "0"],
@@ -32,8 +32,14 @@ test("something is never shown as nothing", () => {
 });
 
 test("ticks are powers where powers are shorter", () => {
-  expect(tick(2 ** -11, true)).toBe("2⁻¹¹");
-  expect(tick(-0.0001, false)).toBe("−10⁻⁴");
-  expect(tick(0.5, false)).toBe("0.5");
+  expect(ticks([2 ** -11], true)).toEqual(["2⁻¹¹"]);
+  expect(ticks([-0.0001, 0, 1])).toEqual(["−10⁻⁴", "0", "1"]);
+  expect(ticks([1e-3, 0.01, 0.1])).toEqual(["10⁻³", "10⁻²", "0.1"]);
+  expect(ticks([1e5, 2e5, 0.5])).toEqual(["1e5", "2e5", "0.5"]);
   expect(count(-1234567)).toBe("−1,234,567");
+});
+
+test("a quantity has the unit that suits it", () => {
+  expect([3.2e-5, 0.00419, 2].map((x) => quantity(x, "s"))).toEqual(["32 µs", "4.19 ms", "2 s"]);
+  expect([0, 512, 4.2e6].map((x) => quantity(x, "B"))).toEqual(["0 B", "512 B", "4.2 MB"]);
 });

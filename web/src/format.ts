@@ -44,6 +44,26 @@ export function isBroken(x: number | undefined): boolean {
   return x !== undefined && !Number.isFinite(x);
 }
 
+/** A quantity in the unit that suits it: 32 µs, 1.5 MB. */
+export function quantity(x: number, unit: string): string {
+  const seconds: [number, string][] = [
+    [1e-6, "µ"],
+    [1e-3, "m"],
+    [1, ""],
+  ];
+  const others: [number, string][] = [
+    [1, ""],
+    [1e3, "k"],
+    [1e6, "M"],
+    [1e9, "G"],
+    [1e12, "T"],
+  ];
+  const [first, ...larger] = unit === "s" ? seconds : others;
+  let [factor, prefix] = first ?? [1, ""];
+  for (const [size, sign] of larger) if (Math.abs(x) >= size) [factor, prefix] = [size, sign];
+  return `${value(x / factor, 3)} ${prefix}${unit}`;
+}
+
 /** A whole number with its thousands set apart. */
 export function count(x: number | null | undefined): string {
   if (x === null || x === undefined || Number.isNaN(x)) return "–";
@@ -58,14 +78,14 @@ export function share(part: number, whole: number): string {
   return `${Number(percent.toPrecision(3))} %`;
 }
 
-/** A tick on an axis of values: powers of two on the exponent axis, powers of ten where they are far from one. */
-export function tick(x: number, powersOfTwo: boolean): string {
-  if (powersOfTwo) return `2${raised(Math.round(Math.log2(x)))}`;
-  const decade = Math.log10(Math.abs(x));
-  const whole = Math.abs(decade - Math.round(decade)) < 1e-9;
-  if (x !== 0 && whole && Math.abs(decade) >= 2.5)
-    return `${x < 0 ? MINUS : ""}10${raised(Math.round(decade))}`;
-  return value(x);
+/** Ticks of an axis of values: powers of two on the exponent axis, powers of ten where all of them are, else numbers. */
+export function ticks(values: readonly number[], powersOfTwo = false): string[] {
+  if (powersOfTwo) return values.map((x) => `2${raised(Math.round(Math.log2(x)))}`);
+  const decade = (x: number) => Math.log10(Math.abs(x));
+  const raisable = values.every((x) => x === 0 || Math.abs(decade(x) - Math.round(decade(x))) < 1e-9);
+  const reach = Math.max(...values.map((x) => (x === 0 ? 0 : Math.abs(decade(x)))));
+  const far = (x: number) => raisable && reach >= 2.5 && x !== 0 && Math.abs(decade(x)) >= 1.5;
+  return values.map((x) => (far(x) ? `${x < 0 ? MINUS : ""}10${raised(Math.round(decade(x)))}` : value(x)));
 }
 
 const KINDS: Record<string, [short: string, long: string]> = {

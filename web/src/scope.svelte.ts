@@ -21,6 +21,8 @@ const PLACES = [
   "op",
   "within",
   "entered",
+  "pane",
+  "node",
 ] as const;
 
 export class Scope {
@@ -33,6 +35,8 @@ export class Scope {
   left = $state(LEFT);
   /** Steps that are shown too, though the selected run has none there: those of runs that are compared with it. */
   reach = $state<Span | null>(null);
+  /** Steps to walk along, where a view has its own. */
+  steps = $state.raw<Float64Array | null>(null);
   /** What is searched for among the sites. */
   search = $state("");
 
@@ -137,7 +141,9 @@ export class Scope {
   }
 
   selectRun(name: string): void {
-    this.select({ run: name, step: null, first: null, last: null });
+    // Trials are compared at the same step.
+    const anew = this.selection.view === "tensors" ? {} : { step: null, first: null, last: null };
+    this.select({ run: name, ...anew });
   }
 
   selectSite(site: string, kind: string | null = this.selection.kind): void {
@@ -146,6 +152,7 @@ export class Scope {
 
   /** The recorded step nearest to a place on the axis. */
   snapped(step: number): number | null {
+    if (this.steps !== null) return this.steps[nearest(this.steps, step)] ?? null;
     const steps = this.histogram.value?.last_steps ?? this.kpi?.last_steps;
     const dense =
       this.kpi !== null && (steps === undefined || this.kpi.last_steps.length > 2 * steps.length)
@@ -157,9 +164,11 @@ export class Scope {
 
   /** Pin the cross-hair to the neighbouring recorded step. */
   walk(by: number): void {
-    const steps = this.histogram.value?.last_steps ?? this.kpi?.last_steps;
+    const steps = this.steps ?? this.histogram.value?.last_steps ?? this.kpi?.last_steps;
     if (steps === undefined || steps.length === 0) return;
-    const from = this.step === null ? steps.length - 1 - by : nearest(steps, this.step);
+    // Without a cross-hair the first key sets it to the last step, which a view with steps of its own shows already.
+    const unset = steps.length - 1 - (this.steps === null ? by : 0);
+    const from = this.step === null ? unset : nearest(steps, this.step);
     const to = Math.min(Math.max(from + by, 0), steps.length - 1);
     this.hover = null;
     this.select({ step: steps[to] ?? null });
@@ -174,7 +183,8 @@ export class Scope {
     void this.#runNews;
     const address = run === null ? null : `api/run/${encodeURIComponent(run)}`;
     this.sites.load(address && `${address}/sites`, `${run}`);
-    if (this.width > 0)
+    if (this.selection.view === "tensors") this.timeline.load(null, "");
+    else if (this.width > 0)
       this.timeline.load(address && `${address}/timeline?${this.screen()}${this.smooth()}`, `${run}`);
   }
 
@@ -183,7 +193,7 @@ export class Scope {
     void this.#runNews;
     const { run, stat, axis } = this.selection;
     if (this.width === 0) return;
-    if (series === null || run === null) {
+    if (series === null || run === null || this.selection.view === "tensors") {
       this.scalar.load(null, "");
       this.histogram.load(null, "");
       return;

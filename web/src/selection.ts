@@ -3,7 +3,7 @@
 import type { AxisKind, SeriesEntry } from "./wire.gen";
 
 /** The views of a run, in the order of their tabs. */
-export const VIEWS = ["charts", "graph", "heatmap", "findings", "traces", "compare"] as const;
+export const VIEWS = ["charts", "graph", "heatmap", "findings", "traces", "compare", "tensors"] as const;
 export type ViewName = (typeof VIEWS)[number];
 
 export interface Selection {
@@ -53,6 +53,26 @@ export interface Selection {
   smooth: number;
   /** Whether the colours of the heat map are linear, not logarithmic. */
   heatLinear: boolean;
+  /** Whether training and evaluation are drawn in one chart. */
+  overlay: boolean;
+  /** Of named tensors, what is wished for; a run that lacks it shows the nearest, and the wish stays. */
+  pane: string | null;
+  beside: string | null;
+  type: string | null;
+  iteration: number | null;
+  node: string | null;
+  role: string | null;
+  sample: number | null;
+  /** The loss whose gradient is shown; null for the value itself. */
+  loss: string | null;
+  /** The statistic over the steps, and the form of the values. */
+  measure: string | null;
+  form: string | null;
+  /** Whether all links are drawn, not only those of the chosen node. */
+  allLinks: boolean;
+  /** Tensors whose samples are compared, and types of steps whose KPIs are (see `keysIn`). */
+  against: string | null;
+  types: string | null;
 }
 
 export const START: Readonly<Selection> = {
@@ -88,6 +108,20 @@ export const START: Readonly<Selection> = {
   ratio: false,
   smooth: 0,
   heatLinear: false,
+  overlay: false,
+  pane: null,
+  beside: null,
+  type: null,
+  iteration: null,
+  node: null,
+  role: null,
+  sample: null,
+  loss: null,
+  measure: null,
+  form: null,
+  allLinks: false,
+  against: null,
+  types: null,
 };
 
 const TEXTS = [
@@ -108,9 +142,19 @@ const TEXTS = [
   "pins",
   "by",
   "comparing",
+  "pane",
+  "beside",
+  "type",
+  "node",
+  "role",
+  "loss",
+  "measure",
+  "form",
+  "against",
+  "types",
 ] as const;
-const NUMBERS = ["rank", "step", "first", "last", "op", "within", "smooth"] as const;
-const FLAGS = ["log", "kpiLog", "unrolled", "ratio", "heatLinear"] as const;
+const NUMBERS = ["rank", "step", "first", "last", "op", "within", "smooth", "iteration", "sample"] as const;
+const FLAGS = ["log", "kpiLog", "unrolled", "ratio", "heatLinear", "overlay", "allLinks"] as const;
 /** In percent: above it a curve hardly moves. */
 export const MOST_SMOOTH = 99;
 const AXES: readonly string[] = ["linear", "symlog", "log"] satisfies AxisKind[];

@@ -127,11 +127,33 @@ export interface Crumb {
   readonly title: string;
 }
 
-/** The graph of a trace, and which operation each of its parts begins with. */
+/** Some parts of the graph of a trace: what `NestedGraph` says of each. */
+export interface PassParts {
+  readonly parts: readonly number[];
+  readonly parents: readonly number[];
+  readonly roles: readonly string[];
+  readonly names: readonly string[];
+  readonly details: readonly string[];
+  readonly widths: readonly number[];
+  readonly title_widths: readonly number[];
+  readonly sites: readonly string[];
+  readonly facts: readonly string[];
+  readonly operations: readonly number[];
+}
+
+/** What is in some groups beside other groups, and the order of all that is in them. */
+export interface PassGroups {
+  readonly operations: PassParts;
+  readonly groups: readonly GroupOrder[];
+}
+
+/** The graph of a trace: its modules, and what is in those that are open at first, or in all if they are few. */
 export interface PassPicture {
-  readonly graph: NestedGraph;
-  readonly parts: Float64Array;
-  readonly operations: Float64Array;
+  readonly title: string;
+  readonly count: number;
+  readonly opened: readonly number[];
+  readonly modules: PassParts;
+  readonly inside: PassGroups;
 }
 
 /** A field of operations, such as their time, by part of the graph. */
@@ -339,6 +361,171 @@ export interface HistogramsView {
   readonly edges: Float64Array;
   readonly ticks: Float64Array;
   readonly runs: readonly StepHistogram[];
+}
+
+/** The graph of one iteration. Columns of nodes and of links; a node stands where it stands in every iteration. */
+export interface DependencyView {
+  readonly width: number;
+  readonly height: number;
+  readonly names: readonly string[];
+  readonly labels: readonly string[];
+  readonly details: readonly string[];
+  readonly parts: readonly string[];
+  readonly back: readonly number[];
+  readonly boxes: Float64Array;
+  readonly has_parents: readonly boolean[];
+  readonly has_children: readonly boolean[];
+  readonly sources: readonly number[];
+  readonly targets: readonly number[];
+  readonly thin: readonly boolean[];
+  readonly ways: Float64Array;
+  readonly way_sizes: readonly number[];
+}
+
+/** The values of a tensor, neuron by neuron: a column for each sample that was kept. */
+export interface Neurons {
+  readonly samples: readonly number[];
+  readonly shape: readonly number[];
+  readonly dtype: string;
+  readonly shown: number;
+  readonly numbers: Float64Array;
+  readonly means: Float64Array;
+  readonly picture: ValueView | null;
+}
+
+/** What a run has of a selection; where it lacks something the nearest is shown and `told` says so. */
+export interface TensorPanel {
+  readonly run: string;
+  readonly problem: string;
+  readonly told: readonly string[];
+  readonly type: string;
+  readonly step_type: string;
+  readonly step: number;
+  readonly iteration: number;
+  readonly node: string;
+  readonly role: string;
+  readonly sample: number | null;
+  readonly loss: string | null;
+  readonly batch: number;
+  readonly reason: string;
+  readonly types: readonly string[];
+  readonly steps: Float64Array;
+  readonly iterations: readonly number[];
+  readonly roles: readonly string[];
+  readonly shapes: readonly string[];
+  readonly samples: readonly number[];
+  readonly categories: readonly string[];
+  readonly losses: readonly string[];
+  readonly graph: DependencyView | null;
+  readonly site: string;
+  readonly port: string;
+  readonly kind: string;
+  readonly stat_names: readonly string[];
+  readonly stats: Float64Array;
+  readonly neurons: Neurons | null;
+  readonly lacking: string;
+}
+
+/** The same selection in one run or several, and one statistic of it over the steps in each of them. */
+export interface TensorsView {
+  readonly panels: readonly TensorPanel[];
+  readonly stat: string;
+  readonly curves: Curves;
+  readonly own_view: string;
+}
+
+/** One KPI of one run in steps of one type. */
+export interface KpiCurve {
+  readonly run: string;
+  readonly type: string;
+  readonly view: ScalarView;
+}
+
+/** One KPI: `group/name` is called by its group and its name. */
+export interface KpiChart {
+  readonly group: string;
+  readonly name: string;
+  readonly curves: readonly KpiCurve[];
+}
+
+/** The KPIs of several runs by group; what one of the runs lacks is just not there. */
+export interface KpisView {
+  readonly first_step: number | null;
+  readonly last_step: number | null;
+  readonly types: readonly string[];
+  readonly charts: readonly KpiChart[];
+}
+
+/** Everything that was noted, in the order of time. */
+export interface NotesView {
+  readonly run: string;
+  readonly steps: Float64Array;
+  readonly times: Float64Array;
+  readonly levels: readonly string[];
+  readonly texts: readonly string[];
+  readonly left_out: number;
+}
+
+/** Modules and parameters as a tree, parents before children: columns of its lines. */
+export interface NetworkView {
+  readonly run: string;
+  readonly names: readonly string[];
+  readonly depths: readonly number[];
+  readonly classes: readonly string[];
+  readonly counts: Float64Array;
+  readonly total: number;
+}
+
+/** One thing that the user's view gave back. */
+export interface OwnItem {
+  readonly kind: string;
+  readonly text: string;
+  readonly columns: readonly string[];
+  readonly cells: readonly string[];
+  readonly weights: Float64Array;
+}
+
+/** What the user's view made of a selection, or why it made nothing. */
+export interface OwnResult {
+  readonly file: string;
+  readonly items: readonly OwnItem[];
+  readonly problem: string;
+  readonly seconds: number;
+}
+
+/** Another stamp than before means that the user's file was saved again. */
+export interface OwnSaved {
+  readonly stamp: string;
+}
+
+/** One tensor of the selected step, a row for each sample. */
+export interface SampleColumn {
+  readonly key: string;
+  readonly statistic: string;
+  readonly shown: number;
+  readonly numbers: Float64Array;
+}
+
+/** The samples of one run: a table of the selected step, and points for the first two tensors in all steps. */
+export interface RunSamples {
+  readonly run: string;
+  readonly problem: string;
+  readonly step: number;
+  readonly samples: readonly number[];
+  readonly categories: readonly string[];
+  readonly columns: readonly SampleColumn[];
+  readonly x: Float64Array;
+  readonly y: Float64Array;
+  readonly point_steps: Float64Array;
+  readonly point_samples: Float64Array;
+  readonly steps: number;
+}
+
+/** The same tensors, sample by sample, in one run or several. */
+export interface SamplesView {
+  readonly keys: readonly string[];
+  readonly choices: readonly string[];
+  readonly runs: readonly RunSamples[];
 }
 
 /** Sent over the live channel when a run has new rows, another status, appeared or vanished. */

@@ -115,6 +115,7 @@ export function gradient(colours: Uint32Array): string {
   return `linear-gradient(90deg, ${stops.join(", ")})`;
 }
 
-function css(colour: number): string {
+/** A packed colour of a ramp, as CSS has it. */
+export function css(colour: number): string {
   return `rgb(${colour & 255} ${(colour >> 8) & 255} ${(colour >> 16) & 255})`;
 }

@@ -1,8 +1,8 @@
 /** Draws a histogram over time. The view says what is where; this file only puts it on a canvas. */
 
-import { tick } from "../format";
+import { ticks } from "../format";
 import type { HistogramView } from "../wire.gen";
-import { type Palette, RAMP_STEPS } from "./colours";
+import { css, type Palette, RAMP_STEPS } from "./colours";
 import { LEFT, placeOf, RIGHT, type Span, stepTicks, xOf } from "./scale";
 
 const AXIS = 22;
@@ -174,8 +174,7 @@ class Picture {
       }
       const zeros = view.zeros[column] ?? 0;
       if (box.zeroTop !== null && zeros > 0) {
-        const colour = this.colours.ramp[shade(zeros, view.total[column] ?? 1)] ?? 0;
-        context.fillStyle = `rgb(${colour & 255} ${(colour >> 8) & 255} ${(colour >> 16) & 255})`;
+        context.fillStyle = css(this.colours.ramp[shade(zeros, view.total[column] ?? 1)] ?? 0);
         context.fillRect(x, box.zeroTop, width, STRIP);
       }
     });
@@ -243,7 +242,10 @@ class Picture {
     context.textAlign = "right";
     context.textBaseline = "middle";
     const powersOfTwo = view.axis === "log";
-    for (const value of view.ticks) context.fillText(tick(value, powersOfTwo), LEFT - 8, this.y(value));
+    const texts = ticks(Array.from(view.ticks), powersOfTwo);
+    view.ticks.forEach((value, at) => {
+      context.fillText(texts[at] ?? "", LEFT - 8, this.y(value));
+    });
     if (box.zeroTop !== null) context.fillText("0", LEFT - 8, box.zeroTop + STRIP / 2 + 1);
     if (box.badTop !== null) {
       context.fillStyle = colours.bad;

@@ -1,6 +1,7 @@
-/** What is drawn as files to keep: the numbers as CSV, the picture as PNG. */
+/** What is drawn as files to keep: the numbers as CSV, the picture as PNG or SVG. */
 
-import type { HeatMapView, HistogramView, ScalarView } from "../wire.gen";
+import type { HeatMapView, HistogramView, NestedGraph, ScalarView } from "../wire.gen";
+import { asKept, escaped, marksOf } from "./svg";
 
 export type Cell = string | number | null | undefined;
 
@@ -67,12 +68,19 @@ export function keepTable(name: string, rows: readonly (readonly Cell[])[]): voi
 
 /** The picture on the ground of the page, below its name. */
 export function keepPicture(name: string, picture: HTMLCanvasElement): void {
+  asKept(picture, (draw) => {
+    draw();
+    copied(name, picture).toBlob((blob) => blob && keep(name, "png", blob));
+  });
+}
+
+function copied(name: string, picture: HTMLCanvasElement): HTMLCanvasElement {
   const ratio = devicePixelRatio;
   const whole = document.createElement("canvas");
   whole.width = picture.width;
   whole.height = picture.height + TITLE * ratio;
   const context = whole.getContext("2d");
-  if (context === null) return;
+  if (context === null) return whole;
   const style = getComputedStyle(document.documentElement);
   context.fillStyle = style.getPropertyValue("--panel");
   context.fillRect(0, 0, whole.width, whole.height);
@@ -81,7 +89,28 @@ export function keepPicture(name: string, picture: HTMLCanvasElement): void {
   context.fillStyle = style.getPropertyValue("--text");
   context.font = `600 13px ${style.getPropertyValue("--sans")}`;
   context.fillText(name, 12, 20, whole.width / ratio - 24);
-  whole.toBlob((blob) => blob && keep(name, "png", blob));
+  return whole;
+}
+
+/** The same as lines and letters, which can be enlarged and edited. */
+export function keepDrawing(name: string, picture: HTMLCanvasElement): void {
+  const marks = asKept(picture, (draw) => {
+    const written = marksOf(picture, draw);
+    return {
+      written,
+      width: picture.width / devicePixelRatio,
+      height: picture.height / devicePixelRatio + TITLE,
+    };
+  });
+  const style = getComputedStyle(document.documentElement);
+  const { written, width, height } = marks;
+  const text = `<svg xmlns="http://www.w3.org/2000/svg" width="${width}" height="${height}" viewBox="0 0 ${width} ${height}">
+<rect width="100%" height="100%" fill="${style.getPropertyValue("--panel")}"/>
+<text x="12" y="20" fill="${style.getPropertyValue("--text")}" style="font: 600 13px ${escaped(style.getPropertyValue("--sans"))}">${escaped(name)}</text>
+<g transform="translate(0 ${TITLE})">${written}</g>
+</svg>
+`;
+  keep(name, "svg", new Blob([text], { type: "image/svg+xml" }));
 }
 
 function keep(name: string, ending: string, content: Blob): void {
@@ -103,4 +132,22 @@ export function matrixTable(view: HeatMapView): readonly (readonly Cell[])[] {
     rows.push([view.sites[at], view.ports[at], ...numbers]);
   });
   return rows;
+}
+
+/** The nodes of a graph as a table, with the numbers that colour them. */
+export function nodeTable(
+  graph: NestedGraph,
+  keys: readonly string[],
+  number: string,
+  numbers: ReadonlyMap<number, number>,
+): readonly (readonly Cell[])[] {
+  const rows = graph.names.map((name, at) => [
+    keys[at],
+    name,
+    graph.details[at],
+    graph.roles[at],
+    numbers.get(at),
+  ]);
+  const known = rows.filter(([, name]) => name !== "");
+  return [["node", "name", "detail", "role", number], ...known];
 }

@@ -1,7 +1,7 @@
 /** Options and columns for uPlot: one number over the steps, of one run or of several. */
 
 import uPlot from "uplot";
-import { tick } from "../format";
+import { ticks } from "../format";
 import type { ScalarView } from "../wire.gen";
 import type { Palette } from "./colours";
 import { logTicks, RIGHT, type Span, stepTicks } from "./scale";
@@ -9,6 +9,8 @@ import { logTicks, RIGHT, type Span, stepTicks } from "./scale";
 export interface Curve {
   readonly view: ScalarView;
   readonly colour: string;
+  /** Lengths of dashes and gaps; a line without any is whole. */
+  readonly dash?: readonly number[];
 }
 
 export interface LineStyle {
@@ -115,7 +117,7 @@ export function lineOptions(
               filter: (_chart: uPlot, splits: number[]) => splits,
             }
           : {}),
-        values: (_chart, splits) => splits.map((x) => (x === null ? "" : tick(x, false))),
+        values: (_chart, splits) => ticks(splits),
       },
     ],
     series: [{}, ...curves().flatMap(seriesOf)],
@@ -127,7 +129,7 @@ export function lineOptions(
   };
 }
 
-function seriesOf({ view, colour }: Curve): uPlot.Series[] {
+function seriesOf({ view, colour, dash = [] }: Curve): uPlot.Series[] {
   const hidden = { stroke: "transparent", points: { show: false } };
   const faint = view.smooth.length > 0;
   const stroke = faint ? `color-mix(in srgb, ${colour} 40%, transparent)` : colour;
@@ -136,10 +138,11 @@ function seriesOf({ view, colour }: Curve): uPlot.Series[] {
     hidden,
     {
       stroke,
+      dash: [...dash],
       width: faint ? 1 : 1.6,
       points: faint ? { show: false } : { size: 4, fill: colour, stroke: colour },
     },
-    { stroke: colour, width: 2, points: { show: false } },
+    { stroke: colour, dash: [...dash], width: 2, points: { show: false } },
   ];
 }
 

@@ -1,7 +1,8 @@
 /** Draws one number of many tensors over the steps: a row per tensor, a column per step. Colours and places only. */
 
+import { value } from "../format";
 import type { ColourScale, HeatMapView } from "../wire.gen";
-import { type Palette, RAMP_STEPS } from "./colours";
+import { css, type Palette, RAMP_STEPS } from "./colours";
 import type { Target } from "./heatmap";
 import { RIGHT, type Span, stepTicks, xOf } from "./scale";
 
@@ -112,6 +113,50 @@ export function drawMatrix(
   context.textBaseline = "bottom";
   for (const step of stepTicks(frame.span, inner))
     context.fillText(step.toLocaleString("en-US"), frame.left + xOf(step, frame.span, inner), height - 2);
+}
+
+/** Names of rows and the scale: on the page they are elements around the picture, in one that is kept they are letters. */
+export function drawNames(
+  { canvas, height, ratio }: Target,
+  { top, rowHeight }: Sight,
+  names: readonly string[],
+  left: number,
+  shading: Shading | null,
+  colours: Palette,
+): void {
+  const context = canvas.getContext("2d");
+  if (context === null) return;
+  context.setTransform(ratio, 0, 0, ratio, 0, 0);
+  context.save();
+  context.beginPath();
+  context.rect(0, 0, left - 4, height - AXIS);
+  context.clip();
+  context.fillStyle = colours.text;
+  context.font = colours.font;
+  context.textAlign = "left";
+  context.textBaseline = "middle";
+  names.forEach((name, at) => {
+    const indent = name.length - name.trimStart().length;
+    if (name !== "") context.fillText(name.trimStart(), 8 + 4.5 * indent, top + (at + 0.5) * rowHeight);
+  });
+  context.restore();
+  if (shading !== null) scaleBar(context, shading, height - AXIS / 2, colours);
+}
+
+function scaleBar(context: CanvasRenderingContext2D, shading: Shading, y: number, colours: Palette): void {
+  const ramp = shading.diverging ? colours.diverging : colours.ramp;
+  const told = (x: number) => value(shading.log ? 10 ** x : x, 3);
+  context.fillStyle = colours.muted;
+  context.textBaseline = "middle";
+  context.textAlign = "left";
+  const low = told(shading.low);
+  context.fillText(low, 8, y);
+  const from = 14 + context.measureText(low).width;
+  context.fillText(told(shading.high), from + 70, y);
+  for (let at = 0; at < 64; at++) {
+    context.fillStyle = css(ramp[Math.round((at / 63) * (RAMP_STEPS - 1))] ?? 0);
+    context.fillRect(from + at, y - 5, 1, 10);
+  }
 }
 
 /** The ground of every row that has cells: it says "nothing here". */

@@ -55,8 +55,21 @@ export function stepTicks(span: Span, width: number): number[] {
   return ticks;
 }
 
-/** Powers of ten to label on a logarithmic axis, and their multiples where there are few powers. */
+/** Powers of ten to label on a logarithmic axis, and numbers between them where there are few powers. */
 export function logTicks(span: Span, most: number): number[] {
+  const ticks = decades(span, most);
+  if (ticks.length > 1) return ticks;
+  const digits = Math.floor(Math.log10((span.max - span.min) / 3));
+  const spacing = Number(`1e${digits}`);
+  const [first, last] = [Math.ceil(span.min / spacing), Math.floor(span.max / spacing)];
+  const every = [1, 2, 5, 10].find((step) => (last - first) / step < Math.max(most, 2)) ?? 10;
+  const whole = Array.from({ length: last - first + 1 }, (_, at) => first + at).filter(
+    (at) => at % every === 0,
+  );
+  return whole.map((at) => Number(`${at}e${digits}`));
+}
+
+function decades(span: Span, most: number): number[] {
   const first = Math.ceil(Math.log10(span.min) - 1e-9);
   const last = Math.floor(Math.log10(span.max) + 1e-9);
   const factors = last - first >= 2 ? [1] : [1, 2, 5];

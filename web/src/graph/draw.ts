@@ -332,21 +332,40 @@ class Drawing {
     context.textAlign = "center";
     context.font = `${pill === null ? 600 : 500} ${pill === null ? 12 : 11}px ${look.font}`;
     context.fillStyle = ink ?? look.text;
+    const halo = ink === null ? null : rimOn(fills, ink);
     const shift = (isGroup ? CHEVRON : -0) / 2 - badge / 2;
     const detailed = detail !== "" && this.scale >= DETAILED;
     const first = detailed ? box.y + box.height / 2 - 3 : box.y + box.height / 2 + 4;
-    context.fillText(this.fitted(name, room), centre + (isGroup || badge ? shift : 0), first);
+    this.letters(this.fitted(name, room), centre + (isGroup || badge ? shift : 0), first, halo);
     if (times > 1) {
       context.textAlign = "right";
       context.font = `700 12px ${look.font}`;
-      context.fillText(`×${times}`, box.x + box.width - 7, first);
+      this.letters(`×${times}`, box.x + box.width - 7, first, halo);
       context.textAlign = "center";
     }
-    if (isGroup) this.chevron(box.x + 11, first - 4, false, ink ?? look.muted);
+    if (isGroup)
+      this.chevron(
+        box.x + 11,
+        first - 4,
+        false,
+        halo === null ? (ink ?? look.muted) : inkOn(fills.slice(0, 1)),
+      );
     if (!detailed) return;
     context.font = `10.5px ${look.font}`;
     context.fillStyle = ink ?? look.muted;
-    context.fillText(this.fitted(detail, box.width - 10), centre, box.y + box.height / 2 + 12);
+    this.letters(this.fitted(detail, box.width - 10), centre, box.y + box.height / 2 + 12, halo);
+  }
+
+  /** Text, with a rim where it runs over several colours. */
+  letters(text: string, x: number, y: number, halo: string | null): void {
+    const { context } = this;
+    if (halo !== null) {
+      context.strokeStyle = halo;
+      context.lineWidth = 2.5;
+      context.lineJoin = "round";
+      context.strokeText(text, x, y);
+    }
+    context.fillText(text, x, y);
   }
 
   /** Far away only the names of large boxes can be read. */
@@ -433,6 +452,11 @@ function turns(dx: number, dy: number, ex: number, ey: number): boolean {
   const upright = Math.abs(dx) < 0.01 && Math.abs(ey) < 0.01;
   const level = Math.abs(dy) < 0.01 && Math.abs(ex) < 0.01;
   return upright || level;
+}
+
+/** The rim that letters need where some of the colours want the other ink. */
+function rimOn(fills: readonly string[], ink: string): string | null {
+  return fills.length < 2 ? null : (fills.map((fill) => inkOn([fill])).find((each) => each !== ink) ?? null);
 }
 
 /** Black or white, whichever reads better on the colours. */

@@ -2,6 +2,7 @@
 
 import { untrack } from "svelte";
 import { palette } from "../charts/colours";
+import { type Cell, nodeTable } from "../charts/keep";
 import { distinctKinds, recorded } from "../format";
 import { ask, Resource } from "../resource.svelte";
 import type { Scope } from "../scope.svelte";
@@ -194,6 +195,13 @@ export class ModuleGraph {
     this.#scope.select({ pins: left.length > 0 ? keysText(left) : null });
   }
 
+  table(): readonly (readonly Cell[])[] {
+    const { kind, stat } = this.numbers.value ?? { kind: "", stat: "" };
+    return this.scene === null
+      ? []
+      : nodeTable(this.scene.graph, this.scene.keys, `${kind} ${stat}`, this.#numberOf);
+  }
+
   /** Rows of the tooltip. */
   facts(part: number): (readonly [string, string])[] {
     const scene = this.scene;
@@ -240,7 +248,7 @@ export class ModuleGraph {
     );
   }
 
-  /** An answer that says nothing new must not move what somebody looks at. */
+  /** An answer that says nothing new must not move what somebody looks at, and neither must a run of the same model. */
   #take(): void {
     const value = this.graph.value;
     untrack(() => {

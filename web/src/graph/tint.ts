@@ -1,6 +1,6 @@
 /** Numbers of parts → colours. */
 
-import { type Palette, RAMP_STEPS } from "../charts/colours";
+import { css, type Palette, RAMP_STEPS } from "../charts/colours";
 import type { PartNumbers } from "../wire.gen";
 
 export interface Tints {
@@ -12,7 +12,7 @@ export interface Tints {
 export function tintsOf(theme: "dark" | "light"): Tints {
   return theme === "dark"
     ? { nan: "rgb(204 121 167)", infinite: "rgb(213 94 0)", missing: "rgb(50 58 68)" }
-    : { nan: "rgb(204 121 167)", infinite: "rgb(230 120 20)", missing: "rgb(226 230 235)" };
+    : { nan: "rgb(204 121 167)", infinite: "rgb(230 120 20)", missing: "rgb(176 184 194)" };
 }
 
 /** The colour of each part that has a number. */
@@ -29,6 +29,5 @@ function tint(x: number, { low, high, logarithmic }: PartNumbers, colours: Palet
   if (!Number.isFinite(x) || low === null || high === null) return tints.infinite;
   const share =
     high === low ? 0.5 : logarithmic ? Math.log(x / low) / Math.log(high / low) : (x - low) / (high - low);
-  const colour = colours.ramp[Math.round(Math.min(Math.max(share, 0), 1) * (RAMP_STEPS - 1))] ?? 0;
-  return `rgb(${colour & 255} ${(colour >> 8) & 255} ${(colour >> 16) & 255})`;
+  return css(colours.ramp[Math.round(Math.min(Math.max(share, 0), 1) * (RAMP_STEPS - 1))] ?? 0);
 }

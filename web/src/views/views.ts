@@ -8,6 +8,7 @@ import CompareView from "./CompareView.svelte";
 import FindingsView from "./FindingsView.svelte";
 import GraphView from "./GraphView.svelte";
 import HeatMapView from "./HeatMapView.svelte";
+import TensorsView from "./TensorsView.svelte";
 import TracesView from "./TracesView.svelte";
 
 export type View = Component<{ scope: Scope; theme: "dark" | "light" }>;
@@ -19,6 +20,7 @@ const COMPONENTS: Record<ViewName, View> = {
   findings: FindingsView,
   traces: TracesView,
   compare: CompareView,
+  tensors: TensorsView,
 };
 
 /** What a tab says. */
@@ -29,6 +31,7 @@ export const TITLES: Record<ViewName, string> = {
   findings: "Findings",
   traces: "Traces",
   compare: "Compare",
+  tensors: "Tensors",
 };
 
 export function viewNamed(name: ViewName): View {
