@@ -81,6 +81,14 @@ def test_encoded_bytes_are_those_of_the_specification(arena: kernel.Arena, dtype
     assert arena.drain().bits.tobytes() == spec.encode(expected(stored, dtype).bits)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "float64"])
+@pytest.mark.parametrize("order", [1, -1])
+def test_a_block_of_zeros_beside_one_of_subnormals_is_counted(arena: kernel.Arena, dtype: str, order: int) -> None:
+    tiny = np.full(5000, spec.SMALLEST_NORMAL[dtype] / 16)
+    stored = store(np.concatenate((np.zeros(5000), -tiny, tiny)[::order]), dtype)
+    assert_same_summary(summary_by(arena, stored, dtype), expected(stored, dtype), load(stored, dtype))
+
+
 @given(values=st.lists(st.floats(width=32), max_size=20))
 @settings(max_examples=200, deadline=None)
 def test_any_handful_of_float32_is_summarised_right(arena: kernel.Arena, values: list[float]) -> None:

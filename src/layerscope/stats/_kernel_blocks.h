@@ -254,11 +254,11 @@ INLINE void add_bytes(const tensor *x, tally *t) {
 
 INLINE void empty_floats(tally *t) {
     tables *s = t->tables;
-    int first = 0, last = 0;
+    int first = 1, last = 0;
     if (t->abs_low < INFINITY) {
         first = code_of(bits_of(t->abs_low), COARSE_M) - FLOAT_SHIFT;
-        last = code_of(bits_of(abs_high(t)), COARSE_M) - FLOAT_SHIFT;
-        first = first < 0 ? 0 : first; /* what is no normal float32 was counted in `counts` at once */
+        last = code_of(bits_of(abs_high(t)), COARSE_M) - FLOAT_SHIFT; /* below `first` if none is a normal float32 */
+        first = first < 1 ? 1 : first; /* what is no normal float32 was counted in `counts` at once */
     }
     for (int negative = 0; negative < 2; negative++) {
         uint64_t *counts = s->counts + negative * NEGATIVE + FLOAT_SHIFT;
@@ -267,7 +267,7 @@ INLINE void empty_floats(tally *t) {
             t->zeros += quick[0];
             quick[0] = 0;
             for (int i = first; i <= last; i++) counts[i] += quick[i];
-            if (last) memset(quick + first, 0, (size_t)(last - first + 1) * sizeof *quick);
+            if (last >= first) memset(quick + first, 0, (size_t)(last - first + 1) * sizeof *quick);
         }
     }
 }

@@ -29,12 +29,12 @@ from layerscope.capture.torch.targets import ROOT, Targets, numbered
 from layerscope.capture.torch.tensors import inputs_in, tensors_in
 from layerscope.records import Kind, Mode, Reading
 
-FORWARD_KINDS = frozenset(
-    (
-        *(Kind.INPUT, Kind.INPUT_GRAD, Kind.INPUT_GRAD_NORM, Kind.OUTPUT, Kind.OUTPUT_GRAD, Kind.OUTPUT_GRAD_NORM),
-        *(Kind.TENSOR, Kind.TENSOR_GRAD, Kind.WEIGHT_GRAD),  # whose absence after a backward is a step that was skipped
-    )
+OF_MODULES = frozenset(
+    (Kind.INPUT, Kind.INPUT_GRAD, Kind.INPUT_GRAD_NORM, Kind.OUTPUT, Kind.OUTPUT_GRAD, Kind.OUTPUT_GRAD_NORM)
 )
+FORWARD_KINDS = OF_MODULES | {
+    *(Kind.TENSOR, Kind.TENSOR_GRAD, Kind.WEIGHT_GRAD),  # whose absence after a backward is a step that was skipped
+}
 
 
 @dataclass(slots=True)
@@ -76,18 +76,19 @@ class Forwards:
         self._thread = _Thread()
         self._lock = threading.Lock()
         self._behind: dict[nn.Module, tuple[RemovableHandle, int]] = {}  # and how many calls in progress wait for it
-        self._changing: set[nn.Module] = set()  # whose own hooks may change what goes in
+        self._read: Mapping[nn.Module, str] = {}  # modules whose inputs or outputs are wanted
+        self._changing: set[nn.Module] = set()  # of them, those whose own hooks may change what goes in
         self._replaceable = False  # by hooks that run after ours
         self.called: set[nn.Module] = set()
 
     def hooks(self, targets: Targets) -> list[RemovableHandle]:
         """The hooks of a recorded step, put in place."""
-        self._targets = targets
+        self._take_targets(targets)
         if not targets.kinds & FORWARD_KINDS:
             return []
         self._replaceable = True
         self.begin_step()
-        self._changing = {module for module in targets.modules if module._forward_pre_hooks}
+        self._changing = {module for module in self._read if module._forward_pre_hooks}
         return [
             register_module_forward_pre_hook(self._before),
             register_module_forward_hook(self._after, always_call=True),
@@ -104,13 +105,17 @@ class Forwards:
 
     def start_over(self, targets: Targets) -> None:
         """Forget the step."""
-        self._targets = targets
+        self._take_targets(targets)
         self._abandon()
         self._structure.close()
         self._thread = _Thread()
         self.called.clear()
         while self._behind:
             self._behind.popitem()[1][0].remove()
+
+    def _take_targets(self, targets: Targets) -> None:
+        self._targets = targets
+        self._read = targets.modules if targets.kinds & OF_MODULES else {}
 
     def name(self, tensor: Tensor, name: str) -> None:
         """Read a tensor that the user named, and its gradient."""
@@ -205,7 +210,7 @@ class Forwards:
         )
         thread.calls.append(call)
         thread.sites.append(call.site)
-        if module not in self._targets.modules:
+        if module not in self._read:
             return
         if module not in self._changing:
             self._take_inputs(call, args, kwargs)
@@ -266,7 +271,7 @@ class Forwards:
 
     def _take_outputs(self, call: Call, output: object) -> None:
         """Read what came out of a module."""
-        chosen, around = call.module in self._targets.modules, self._thread.calls
+        chosen, around = call.module in self._read, self._thread.calls
         tensors = list(tensors_in(output, "output")) if chosen or not around else []
         differentiable = [(port, tensor) for port, tensor in tensors if tensor.requires_grad]
         if not around:
