@@ -81,6 +81,7 @@ def test_a_report_has_charts_heat_map_and_findings_of_the_run(alone: Page, tmp_p
         alone.get_by_role("tab", name=tab).click()
         expect(alone.get_by_role("region", name=shown_there)).to_be_visible()
         expect(alone.get_by_text("not in the file")).to_have_count(0)
+    expect(alone.get_by_role("tab", name="Tensors")).to_have_count(0)
 
 
 def test_a_widget_shows_the_trace_and_asks_python_for_the_rest(

@@ -101,6 +101,20 @@ def test_arrow_keys_walk_from_node_to_node(visit: Visit, address: str) -> None:
     expect(node(page, "target")).to_have_attribute("aria-selected", "true")
 
 
+def test_arrow_keys_walk_on_before_the_numbers_of_the_last_node_have_arrived(visit: Visit, address: str) -> None:
+    page = visit.page
+    page.goto(f"{address}&node=output&type=long")
+    expect(node(page, "output")).to_have_attribute("aria-selected", "true")
+    page.route("**/api/tensors?*", lambda route: route.abort())
+    page.get_by_test_id("dependencies").focus()
+    for key, name in (("ArrowLeft", "memory"), ("ArrowRight", "output")):
+        page.keyboard.press(key)
+        expect(page).to_have_url(re.compile(f"node={name}"))
+    page.unroute("**/api/tensors?*")
+    page.keyboard.press("ArrowRight")
+    expect(node(page, "loss")).to_have_attribute("aria-selected", "true")
+
+
 def test_a_source_of_an_earlier_iteration_leads_there(visit: Visit, address: str) -> None:
     page = visit.page
     page.goto(f"{address}&type=long&iteration=2&node=memory")
@@ -156,6 +170,8 @@ def test_two_trials_side_by_side_follow_the_same_selectors(visit: Visit, address
     page.get_by_test_id("node").select_option("input")
     for panel in page.get_by_test_id("panel").all():
         expect(panel.locator('[data-node="input"]')).to_have_attribute("aria-selected", "true")
+    for part in page.locator("[data-testid=statistics], [data-testid=values] [role=group]").all():
+        assert part.evaluate("part => part.scrollWidth <= part.clientWidth")
     stat(page, "std").click()
     expect(page.get_by_role("img", name="std of input of 2 runs over the steps")).to_be_visible()
     first, second = (

@@ -29,7 +29,9 @@ class Recording(ListSink):
         return [r for r in self.records if isinstance(r, kind) and step in (None, r.step)]
 
     def infos(self) -> list[StepInfo]:
-        return self.of(StepInfo)
+        """By step; of one that was put again, what was put last."""
+        found = {info.step: info for info in self.of(StepInfo)}
+        return [found[step] for step in sorted(found)]
 
     def steps(self) -> list[int]:
         return [info.step for info in self.infos()]

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
+from torch.utils._device import DeviceContext
 from torch.utils.data import DataLoader, Dataset
 
 import layerscope as ls
 from layerscope.records import Part
 from tests.capture.naming import recording
+
+
+def elsewhere(call: Callable[[], object]) -> None:
+    other = threading.Thread(target=call)
+    other.start()
+    other.join()
 
 
 def modes() -> int:
@@ -275,6 +282,22 @@ def test_function_modes_of_others_may_begin_and_end_across_steps() -> None:
     assert all(sink.links(step) == {("x", "y")} for step in range(5))
 
 
+def test_a_block_with_a_device_ends_where_it_ends_wherever_a_step_begins() -> None:
+    with recording() as (_, run):
+        for call in (run.begin, run.step, lambda: run.record("x", torch.ones(2))):
+            with torch.device("meta"):
+                call()
+            assert torch.ones(2).device.type == "cpu"
+            assert not any(isinstance(torch._C._get_function_stack_at(at), DeviceContext) for at in range(modes()))
+        torch.set_default_device("meta")
+        run.step()
+        run.begin()
+        torch.set_default_device(None)
+        assert torch.ones(2).device.type == "cpu"
+        run.step()
+    assert modes() == 0
+
+
 class Numbers(Dataset[Tensor]):
     def __len__(self) -> int:
         return 8
@@ -287,9 +310,7 @@ def test_workers_of_a_data_loader_and_other_threads_are_left_alone() -> None:
     with recording() as (sink, run):
         run.begin()
         for batch in DataLoader(Numbers(), batch_size=4, num_workers=1, multiprocessing_context="fork"):
-            other = threading.Thread(target=lambda: torch.ones(3) + 1)
-            other.start()
-            other.join()
+            elsewhere(lambda: torch.ones(3) + 1)
             run.record("doubled", run.record("batch", batch) * 2)
             run.step()
             run.begin()
@@ -300,17 +321,32 @@ def test_a_step_may_end_on_another_thread() -> None:
     with recording() as (sink, run):
         run.begin()
         run.record("y", run.record("x", torch.ones(2)) * 2)
-        other = threading.Thread(target=run.step)
-        other.start()
-        other.join()
+        for _ in range(5):
+            elsewhere(run.step)
+            assert modes() == 1  # what is left does nothing, and does not pile up
+            left = torch._C._get_function_stack_at(0)
+            nodes = len(left.nodes)
+            torch.ones(2) + 1
+            assert len(left.nodes) == nodes
+            run.begin()
         assert sink.links(0) == {("x", "y")}
-        torch.ones(2) + 1
-        run.begin()
         run.step()
-    from layerscope.capture.torch.trace.compiled import leave
 
-    for place in reversed(range(modes())):
-        leave(torch._C._get_function_stack_at(place))
+
+def test_a_first_tensor_named_on_another_thread_leaves_that_thread_alone() -> None:
+    found: list[int] = []
+
+    def name() -> None:
+        run.record("x", torch.ones(2))
+        found.append(modes())
+
+    with recording(nn.Linear(2, 2)) as (sink, run):
+        elsewhere(name)
+        run.step()
+        elsewhere(name)
+        run.step()
+    assert found == [0, 0]
+    assert sink.steps() == [0, 1]
 
 
 def test_an_error_in_the_middle_of_a_step_leaves_earlier_steps_whole_and_the_next_clean() -> None:

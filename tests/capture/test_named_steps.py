@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -94,6 +96,62 @@ def test_the_steps_before_a_spike_are_kept_with_it() -> None:
     assert float(sink.value(8, "x").array[0, 0]) == 8
 
 
+@pytest.mark.parametrize("as_written", [True, False])
+def test_a_recorded_step_takes_none_of_those_before_it_out_of_the_ring(as_written: bool, tmp_path: Path) -> None:
+    with ls.watch(None, to=tmp_path / "run", every=5, ring=3) as run:
+        for step in range(7):
+            run.record("x", torch.full((2, 2), float(step)))
+            if step == 6:
+                run.keep(before=3)
+            run.step()
+        if as_written:
+            run._sink.flush()  # type: ignore[attr-defined]  # a folder's
+            check_order(tmp_path / "run")
+    check_order(tmp_path / "run")
+
+
+def check_order(folder: Path) -> None:
+    opened, steps = ls.open(folder), [0, 3, 4, 5, 6]
+    named = opened.named()
+    assert opened.steps()["step"] == named.steps()["step"] == steps
+    assert opened.sql("select step from steps")["step"] == steps
+    assert opened.last_step == 6
+    told, means = named.history("x", "mean")
+    assert (told.tolist(), means.tolist()) == (steps, steps)
+    told, means = named.history("x", "mean", sample=1)
+    assert (told.tolist(), means.tolist()) == (steps, steps)
+    assert [float(named.values(step, "x").array.max()) for step in steps] == steps  # type: ignore[union-attr]
+
+
+def test_a_step_is_there_before_its_graph_is_known_and_only_once_when_it_is(tmp_path: Path) -> None:
+    torch.set_num_threads(1)  # a forked child has no thread pool to wait for
+    ends = {}
+    for name, steps in (("unknown", 3), ("known", 7)):
+        child = os.fork()
+        if child == 0:
+            try:
+                layer = nn.Linear(2, 2)
+                run = ls.watch(layer, to=tmp_path / name, every=5)
+                for _ in range(steps):
+                    run.record("h", layer(torch.ones(3, 2)))
+                    run.step(loss=1.0)
+                run._sink.flush()  # type: ignore[attr-defined]  # a folder's
+                os.kill(os.getpid(), signal.SIGKILL)
+            finally:
+                os._exit(1)
+        os.waitpid(child, 0)
+        opened = ls.open(tmp_path / name)
+        graphs = [opened.named().graph(step, 1) for step in opened.steps()["step"]]
+        ends[name] = [(len(graph.nodes), len(graph.links)) for graph in graphs if graph is not None]
+        assert len(opened.named().graphs()) == 1
+        assert opened.status() == "stopped"
+    assert ends == {"unknown": [(1, 0)], "known": [(3, 2), (3, 2)]}
+    with ls.watch(None, to=tmp_path / "known", every=1, resume=True) as again:
+        again.record("x", torch.ones(2))
+        again.step()
+    assert ls.open(tmp_path / "known").steps()["step"] == [0, 5, 7]  # compacted
+
+
 def test_keep_if_keeps_the_ring_too() -> None:
     with recording(
         every=ls.Schedule(steps=[0]), ring=2, keep_if=lambda step: step.step > 0 and step.loss > 3 * step.loss_ema
@@ -114,7 +172,7 @@ def test_a_discarded_step_is_as_if_it_had_not_been_recorded() -> None:
             if step % 2:
                 run.discard()
                 run.record("after", torch.ones(2, 2))
-                with pytest.raises(StateError, match="not listened to"):
+                with pytest.raises(StateError, match=r"keep\(\) came after discard\(\) in step"):
                     run.keep()
             run.step(loss=1.0)
     assert sink.steps() == [0, 2]
@@ -136,6 +194,29 @@ def test_samples_are_balanced_over_categories_of_the_whole_run() -> None:
         {"common": 7, "rare": 7, "odd": 6},
     )
     assert all(len(info.samples) == 2 for info in sink.infos())
+
+
+@pytest.mark.parametrize("kind", [list, torch.tensor, np.array])
+def test_categories_and_samples_come_as_lists_tensors_or_arrays(kind: Callable[[list[int]], Any]) -> None:
+    with recording(ring=1) as (sink, run):
+        run.record("x", torch.randn(4, 2))
+        run.keep(categories=kind([7, 7, 8, 7]), samples=kind([2, 3]))
+        run.step()
+        run.record("x", torch.randn(4, 2))
+        run.keep(categories=list(torch.tensor([7, 7, 8, 7])), samples=np.int64(2))  # type: ignore[arg-type]
+        run.step()
+    assert [(info.samples, info.categories) for info in sink.infos()] == [((2, 3), ("8", "7")), ((0, 2), ("7", "8"))]
+
+
+def test_a_kept_step_begun_anew_after_discard_is_kept() -> None:
+    with recording() as (sink, run):
+        run.record("x", torch.ones(2))
+        run.discard()
+        run.begin("again")
+        run.record("x", torch.ones(2))
+        run.keep(reason="for good")
+        run.step()
+    assert [(info.type, info.reason) for info in sink.infos()] == [("again", "for good")]
 
 
 def in_iteration(run: Recorder) -> None:
@@ -186,6 +267,8 @@ WRONG: list[tuple[Callable[[Recorder], object], str]] = [
     (lambda run: run.begin(""), "A step type is a text"),
     (kept(samples=[9]), "sample 9, but the batch has samples 0 to 3"),
     (kept(categories=["a"]), "1 categories for 4 samples"),
+    (kept(type=5), "A step type is a text, not 5"),
+    (kept(type=""), "A step type is a text, not ''"),
     (kept(before=2), r"before=2.*watch\(ring=2\)"),
 ]
 
@@ -346,6 +429,7 @@ def test_gpt2_is_recorded_layer_by_layer() -> None:
 
 
 def test_the_memory_of_a_recorder_does_not_grow_with_the_steps() -> None:
+    import gc
     import tracemalloc
 
     with recording(every=1, ring=3) as (sink, run):
@@ -359,11 +443,18 @@ def test_the_memory_of_a_recorder_does_not_grow_with_the_steps() -> None:
                 x.sum().backward()
                 run.step(loss=1.0)
                 sink.records.clear()
+            gc.collect()  # what waits for it is not held
             return tracemalloc.get_traced_memory()[0]
 
         some(200)
         tracemalloc.start()
         first = some(100)
         later = some(1500)
+        for _ in range(10_000):
+            run.gradients("of a step in which nothing is recorded")
+            run.step()
+            sink.records.clear()
+        idle = tracemalloc.get_traced_memory()[0]
         tracemalloc.stop()
     assert later - first < 300_000
+    assert idle - later < 100_000

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from functools import partial
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+import layerscope as ls
 from layerscope.capture.named import Depth
-from layerscope.records import BATCH_STATISTICS, Cost, Kind, Mode, SampleStats, Value
+from layerscope.records import BATCH_STATISTICS, Cost, Kind, Mode, SampleStats, Value, named_site
 from tests.capture.naming import per_sample, recording
 
 KINDS = [torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int8, torch.bool, torch.complex64]
@@ -111,14 +115,14 @@ def test_each_depth_keeps_what_it_says() -> None:
 
 def test_statistics_of_samples_hold_where_the_mean_is_far_from_zero_and_where_there_is_a_nan() -> None:
     x = torch.randn(4, 10_000) * 1e-3 + 1e4
-    x[3, 5] = float("nan")
+    x[3, 5], x[3, 0] = float("nan"), float("-inf")
     with recording(depth=Depth("statistics")) as (sink, run):
         run.record("x", x)
         run.step()
     stats = sink.sample_stats(0, "x")
     assert stats is not None
     assert np.allclose(stats.numbers[:3], per_sample(x[:3].numpy()), rtol=1e-9)
-    assert np.isnan(stats.numbers[3]).all()
+    assert np.allclose(stats.numbers[3], per_sample(x[3:, x[3].isfinite()].numpy()), rtol=1e-9)
 
 
 def test_the_bytes_of_a_step_are_bounded_and_what_does_not_fit_is_said() -> None:
@@ -171,6 +175,94 @@ def test_gradients_nobody_named_are_kept_apart_by_backward() -> None:
     assert float(sink.value(0, "h", port="tensor@backward_2").array.max()) == 3
 
 
+def test_a_loss_that_is_named_before_its_backward_is_warned_of_and_meant() -> None:
+    with recording() as (sink, run):
+        for _ in range(2):
+            h = run.record("h", torch.ones(2, 2, requires_grad=True) * 2)
+            run.gradients("loss")
+            h.sum().backward()
+            run.step()
+    assert [info.losses for info in sink.infos()] == [("loss",)] * 2
+    assert sink.named(Kind.TENSOR_GRAD) == {("h", "tensor@loss")}
+    (event,) = sink.warnings()
+    assert "gradients('loss') came when no gradient" in event.text
+    assert "Call it after backward()" in event.text
+
+
+def test_of_several_losses_named_too_early_none_is_taken_for_another() -> None:
+    with recording() as (sink, run):
+        h = run.record("h", torch.ones(2, 2, requires_grad=True) * 2)
+        run.gradients("a")
+        run.gradients("b")
+        h.sum().backward(retain_graph=True)
+        h.square().sum().backward()
+        run.step()
+    assert sink.infos()[0].losses == ("backward_1", "backward_2")
+    assert len(sink.warnings()) == 1
+
+
+def test_a_loss_without_gradients_before_one_with_them_is_nothing_to_warn_of() -> None:
+    with recording() as (sink, run):
+        h = run.record("h", torch.ones(2, 2, requires_grad=True) * 2)
+        torch.ones(1, requires_grad=True).sum().backward()
+        run.gradients("elsewhere")
+        h.sum().backward()
+        run.gradients("here")
+        run.step()
+    assert sink.infos()[0].losses == ("here",)
+    assert sink.named(Kind.TENSOR_GRAD) == {("h", "tensor@here")}
+    assert not sink.warnings()
+
+
+def test_a_loss_of_tensors_that_need_no_gradient_is_warned_of_once() -> None:
+    with recording() as (sink, run):
+        for _ in range(2):
+            run.record("h", torch.ones(2, 2))
+            run.gradients("loss")
+            run.step()
+    assert [info.losses for info in sink.infos()] == [()] * 2
+    (event,) = sink.warnings()
+    assert "require grad" in event.text
+
+
+def test_a_gradient_is_of_the_backward_that_computed_it_whichever_tensor_it_reaches_first() -> None:
+    with recording() as (sink, run):
+        a = run.record("a", torch.ones(2, 2, requires_grad=True) * 2)
+        b = run.record("b", a * 3)
+        a.sum().backward(retain_graph=True)
+        (5 * b).sum().backward()
+        run.step()
+    assert sink.named(Kind.TENSOR_GRAD) == {("a", "tensor"), ("a", "tensor@backward_2"), ("b", "tensor@backward_2")}
+    assert float(sink.value(0, "a", port="tensor@backward_2").array.max()) == 15
+
+
+@pytest.mark.parametrize("after", [True, False])  # whether something is reached before what checkpointing computes
+def test_a_backward_that_checkpointing_begins_in_another_is_part_of_it(after: bool) -> None:
+    weights = [torch.ones(3, requires_grad=True) for _ in range(4)]
+    with recording() as (sink, run):
+
+        def block(number: int, x: Tensor) -> Tensor:
+            inside: Tensor = run.record(f"inside {number}", x * weights[number])
+            return inside.tanh()
+
+        for number in range(4):
+            run.record(f"weight {number}", weights[number], batch_dim=None)
+        for number in (0, 2):
+            x = run.record(f"before {number}", torch.ones(4, 3, requires_grad=True) * 1)
+            for part in (number, number + 1):
+                x = checkpoint(partial(block, part), x, use_reentrant=True)
+            x = run.record(f"after {number}", x * 2) if after else x * 2
+            x.sum().backward()
+        run.step()
+    first, second = (
+        {"before 0", "weight 0", "weight 1", "inside 0", "inside 1"} | ({"after 0"} if after else set()),
+        {"before 2", "weight 2", "weight 3", "inside 2", "inside 3"} | ({"after 2"} if after else set()),
+    )
+    expected = {(name, "tensor") for name in first} | {(name, "tensor@backward_2") for name in second}
+    assert sink.named(Kind.TENSOR_GRAD) == expected
+    assert sink.infos()[0].losses == ("", "backward_2")
+
+
 def test_the_scale_of_amp_is_not_in_gradients() -> None:
     model = nn.Linear(3, 2)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
@@ -184,6 +276,85 @@ def test_the_scale_of_amp_is_not_in_gradients() -> None:
     assert np.array_equal(sink.value(0, "h", port="grad:tensor").array, np.ones((4, 2), np.float32))
     assert sink.extras(0, "h", kind=Kind.TENSOR_GRAD)["mean_of_sample_mean"] == 1
     assert sink.stat("max", "h", Kind.TENSOR_GRAD) == 1
+
+
+def test_gradients_of_float16_are_kept_under_any_scale_of_amp(tmp_path: Path) -> None:
+    model = nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**20)
+    with ls.watch(model, optimizer, to=tmp_path / "run", every=1) as run:
+        for _ in range(2):
+            h = run.record("h", model(torch.randn(4, 3)).half())
+            scaler.scale((h.float() * 2.0**-30).sum()).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+            run.step()
+    named = ls.open(tmp_path / "run").named()
+    gradient = named.values(step=0, name="h", loss="")
+    assert gradient is not None
+    assert np.array_equal(gradient.array, np.full((4, 2), 2.0**-30))
+    assert named.statistics(step=0, name="h", loss="")["mean"] == 2.0**-30
+    assert named.history("h", "mean", loss="", sample=3)[1].tolist() == [2.0**-30] * 2
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.bfloat16, torch.float8_e5m2, torch.complex32, torch.float16, torch.bool], ids=str
+)
+@pytest.mark.filterwarnings("ignore:ComplexHalf")
+def test_the_bytes_of_a_step_are_those_of_what_is_kept(dtype: torch.dtype) -> None:
+    x = torch.ones(10, 10).to(dtype)
+    with recording() as (sink, run):
+        run.record("x", x, depth="all")
+        run.step()
+    size = sink.value(0, "x").array.nbytes
+    for room in (size, size - 1):
+        with recording(depth=Depth("all", samples=1, bytes_per_step=room)) as (sink, run):
+            run.record("x", x)
+            run.step()
+        assert len(sink.value(0, "x").samples) == (10 if room == size else 1)
+
+
+def test_a_buffer_that_numpy_fills_anew_has_the_statistics_of_each_iteration() -> None:
+    buffer = np.zeros((2, 2), np.float32)
+    x = torch.from_numpy(buffer)
+    with recording() as (sink, run):
+        for number in (1, 2, 3):
+            buffer[:] = number
+            with run.iteration():
+                run.record("x", x)
+        run.step()
+    for number in (1, 2, 3):
+        assert sink.stat("mean", named_site("x", number), Kind.TENSOR) == number
+        assert float(sink.value(0, "x", number).array.max()) == number
+
+
+@pytest.mark.parametrize("shape", [(4, 3), (1, 1), (2, 5, 3)])
+@pytest.mark.parametrize("batch_dim", [0, 1])
+def test_a_sign_that_is_still_to_be_changed_is_changed(shape: tuple[int, ...], batch_dim: int) -> None:
+    with recording(depth=Depth("statistics")) as (sink, run):
+        run.record("x", torch._neg_view(torch.ones(shape)), batch_dim=batch_dim)
+        run.record("y", torch.full(shape, 1 + 2j).conj().imag, batch_dim=batch_dim)
+        run.step()
+    for name, number in (("x", -1), ("y", -2)):
+        stats = sink.sample_stats(0, name)
+        assert stats is not None
+        assert set(stats.numbers[:, 0]) == {number}
+        assert sink.stat("mean", name, Kind.TENSOR) == number
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
+def test_a_nested_tensor_is_reported_and_the_rest_recorded(layout: torch.layout) -> None:
+    nested = torch.nested.nested_tensor([torch.ones(2, 3), torch.ones(4, 3)], layout=layout)
+    with recording(nn.Identity()) as (sink, run):
+        for _ in range(2):
+            run.record("nested", nested)
+            run.record("x", torch.ones(2))
+            run.step()
+    assert sink.steps() == [0, 1]
+    assert sink.named() == {("x", "tensor")}
+    assert ["'nested' is not recorded: A nested tensor" in event.text for event in sink.warnings()] == [True]
 
 
 @pytest.mark.parametrize("reentrant", [True, False])
@@ -202,6 +373,39 @@ def test_what_checkpointing_computes_again_is_recorded_once_with_its_gradient(re
     assert sink.named() == {("inside", "tensor")}
     assert sink.named(Kind.TENSOR_GRAD) == {("inside", "tensor")}
     assert sink.infos()[0].iterations == 1
+
+
+def test_what_is_named_in_a_backward_is_left_out_with_a_word() -> None:
+    with recording() as (sink, run):
+        for _ in range(2):
+            h = run.record("h", torch.ones(2, 2, requires_grad=True) * 2)
+            h.register_hook(lambda gradient: run.record("gradient", gradient))
+            h.sum().backward()
+            run.step()
+    assert sink.named() == {("h", "tensor")}
+    (event,) = sink.warnings()
+    assert "'gradient' is named while a backward runs" in event.text
+    assert "Record tensors in the forward" in event.text
+
+
+def test_what_is_named_in_a_compiled_forward_is_said_to_be_unread() -> None:
+    layer = nn.Linear(3, 3)
+    with recording() as (sink, run):
+
+        def forward(x: Tensor) -> Tensor:
+            with run.iteration():
+                inside: Tensor = run.record("inside", layer(x))
+                return inside.relu()
+
+        compiled = torch.compile(forward, backend="eager", fullgraph=True)
+        for _ in range(2):
+            run.record("out", compiled(torch.ones(2, 3)))
+            run.step()
+    assert sink.steps() == [0, 1]
+    assert sink.named() == {("out", "tensor")}
+    (event,) = sink.warnings()
+    assert "'inside'" in event.text
+    assert "Record what comes out" in event.text
 
 
 def test_evaluation_is_kept_apart_from_training() -> None:

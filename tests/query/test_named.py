@@ -382,3 +382,25 @@ def test_named_tensors_stand_beside_modules_in_one_table(folder: Path) -> None:
         ("net.0.weight", "weight", "weight"),
         ("net.0.weight", "weight_grad", "weight_grad"),
     ]
+
+
+@pytest.mark.parametrize("last", ["short", "long"])
+def test_a_tensor_without_a_batch_keeps_its_curve_when_a_sample_is_chosen_whatever_the_last_step_is_of(
+    tmp_path: Path, last: str
+) -> None:
+    sink = FolderSink(create(tmp_path / "run"))
+    number = sink.series_id(Series("scale", "tensor", Kind.TENSOR, Mode.TRAIN, Reading.FORWARD, "float32", ()))
+    for step, type_ in enumerate(("long", "long", "long", last)):
+        array = np.array(step, np.float32)
+        if type_ == "long" and step < 3:
+            sink.put(summed(step, {number: array}))
+        if type_ == "long" and step < 2:  # at step 2 there was no room for it
+            sink.put(Value(step, number, np.zeros(0, np.int32), array))
+        sink.put(StepInfo(step, type_, 1, 2, (), (0, 1), (), (), ""))
+    sink.close()
+    named = ls.open(tmp_path / "run").named()
+    for wanted in (None, "long"):
+        assert [column.tolist() for column in named.history("scale", "mean", sample=1, type=wanted)] == [
+            [0, 1, 2],
+            [0, 1, 2],
+        ]

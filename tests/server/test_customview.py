@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor, as_completed, wait
+from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +19,7 @@ from starlette.testclient import TestClient
 from layerscope.cli.main import main
 from layerscope.errors import SelectError
 from layerscope.query.selection import Selection
+from layerscope.server import customview
 from layerscope.server.app import create_app
 from layerscope.server.customview import OwnView, items_of
 from tests.server.conftest import HOST
@@ -94,6 +100,76 @@ def test_a_view_that_takes_too_long_is_told_and_does_not_block_a_mended_one(run:
     own._patience_s = 30.0
     saved(file, "def view(selection, run): return 'quick'")
     assert own.shown(CHOSEN, run).items[0].text == "quick"
+
+
+@pytest.fixture
+def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """Views of `GATED` end when it is set."""
+    gate = threading.Event()
+    monkeypatch.setattr(customview, "gate", gate, raising=False)
+    before = set(threading.enumerate())
+    yield gate
+    gate.set()
+    for thread in set(threading.enumerate()) - before:
+        thread.join(20.0)
+
+
+GATED = "from layerscope.server import customview\ndef view(s, r): customview.gate.wait(60); return str(s.step)"
+
+
+def test_while_one_call_hangs_further_ones_are_answered_at_once(
+    run: Path, tmp_path: Path, gate: threading.Event
+) -> None:
+    own = OwnView(saved(tmp_path / "mine.py", GATED), patience_s=0.1)
+    assert "still running" in own.shown(CHOSEN, run).problem
+    assert own._call is not None
+    own._patience_s, own._call.began = 60.0, own._call.began - 100.0
+    with ThreadPoolExecutor(8) as pool:
+        done, waiting = wait([pool.submit(own.shown, CHOSEN, run) for _ in range(16)], timeout=20.0)
+        gate.set()
+    assert not waiting
+    assert all("still running" in one.result().problem for one in done)
+
+
+def test_few_callers_wait_for_a_call_and_then_get_their_own(run: Path, tmp_path: Path, gate: threading.Event) -> None:
+    own = OwnView(saved(tmp_path / "mine.py", GATED), patience_s=60.0)
+    answered = 1 + customview.MOST_WAITING
+    with ThreadPoolExecutor(9) as pool:
+        asking = [pool.submit(own.shown, replace(CHOSEN, step=step), run) for step in range(9)]
+        told = list(islice(as_completed(asking, timeout=60.0), 9 - answered))
+        gate.set()
+        results = [one.result(60.0) for one in asking]
+    assert all("still running" in one.result().problem for one in told)
+    texts = {step: result.items[0].text for step, result in enumerate(results) if result.items}
+    assert len(texts) == answered
+    assert all(text == str(step) for step, text in texts.items())
+
+
+def test_a_file_may_define_dataclasses_and_import_what_lies_beside_it(run: Path, tmp_path: Path) -> None:
+    (tmp_path / "beside_the_view.py").write_text("WORD = 'helped'")
+    (tmp_path / "late_beside_the_view.py").write_text("WORD = 'later'")
+    body = (
+        "from dataclasses import dataclass, fields\n"
+        "from typing import ClassVar\n"
+        "from beside_the_view import WORD\n"
+        "@dataclass\n"
+        "class Pair:\n"
+        "    first: int\n"
+        "    kinds: 'ClassVar[int]' = 2\n"
+        "def view(selection, run):\n"
+        "    import late_beside_the_view\n"
+        "    (only,) = fields(Pair)\n"
+        "    return [only.name, only.type.__name__, WORD, late_beside_the_view.WORD]\n"
+    )
+    before = list(sys.path)
+    try:
+        result = OwnView(saved(tmp_path / "mine.py", body)).shown(CHOSEN, run)
+    finally:
+        for name in ("beside_the_view", "late_beside_the_view"):
+            sys.modules.pop(name, None)
+    assert result.problem == ""
+    assert [item.text for item in result.items] == ["first", "int", "helped", "later"]
+    assert sys.path == before
 
 
 def test_figures_images_tables_text_and_tokens_are_shown() -> None:

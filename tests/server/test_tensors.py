@@ -11,8 +11,22 @@ import numpy as np
 import pytest
 from starlette.testclient import TestClient
 
-from layerscope.records import SAMPLE_STATISTICS
+from layerscope.records import (
+    ONLY_ROLE,
+    SAMPLE_STATISTICS,
+    Kind,
+    Mode,
+    NamedNode,
+    Part,
+    Reading,
+    SampleStats,
+    Series,
+    StepInfo,
+    Value,
+)
 from layerscope.server.app import create_app
+from layerscope.store.folder import create
+from layerscope.store.writer import FolderSink
 from tests.server.conftest import HOST
 from tests.server.named_runs import write_named
 from tests.server.runs import write_run
@@ -147,6 +161,41 @@ def test_samples_begin_with_the_selected_tensor(client: TestClient) -> None:
     answer = asked(client, "/api/tensors/samples?run=a&node=memory")
     assert answer["keys"][0] == "memory"
     assert len(answer["keys"]) == 2
+
+
+def write_samples(folder: Path, rank: int, *, shift: float) -> None:
+    """One step with a tensor of values, one of statistics of samples, one without any elements and one of complex."""
+    sink = FolderSink(create(folder, resume=True, rank=rank))
+    kept, four = np.array([0, 2], np.int32), np.arange(8.0).reshape(2, 4) + shift
+    tensors = {"held": four, "told": four, "empty": np.zeros((2, 0)), "wave": np.array([[3 + 4j], [0j]])}
+    nodes = []
+    for name, array in tensors.items():
+        series = Series(name, ONLY_ROLE, Kind.TENSOR, Mode.TRAIN, Reading.FORWARD, array.dtype.name, (4, 4))
+        number = sink.series_id(series)
+        nodes.append(NamedNode(name, Part.INTERMEDIATE, (("", array.shape),)))
+        if name == "told":
+            sink.put(SampleStats(0, number, kept, array))
+        else:
+            sink.put(Value(0, number, kept, array))
+    graph = sink.dependencies_id(tuple(nodes), ())
+    sink.put(StepInfo(0, "step", 1, 4, (graph, graph), (0, 2), (), (), "schedule"))
+    sink.close()
+
+
+def test_samples_are_those_of_the_first_rank_and_come_from_statistics_where_no_values_were_kept(tmp_path: Path) -> None:
+    write_samples(tmp_path / "runs" / "many", 0, shift=0.0)
+    write_samples(tmp_path / "runs" / "many", 1, shift=100.0)
+    address = "/api/tensors/samples?run=many&stat=mean_of_sample_std&of=held&of=told&of=empty&of=wave"
+    with TestClient(create_app(tmp_path / "runs"), base_url=HOST) as client:
+        (found,) = asked(client, address)["runs"]
+        (alone,) = asked(client, "/api/tensors/samples?run=many&of=held")["runs"]
+    held, told, empty, wave = found["columns"]
+    assert (held["shown"], held["numbers"].tolist()) == (4, [*range(8)])
+    assert (told["statistic"], told["numbers"].tolist()) == ("std", [2.0, 6.0])
+    assert (empty["shown"], wave["numbers"].tolist()) == (0, [5.0, 0.0])
+    assert found["x"] == pytest.approx([np.arange(4).std()] * 2)
+    assert (found["y"].tolist(), found["point_samples"].tolist()) == ([2.0, 6.0], [0, 2])
+    assert len(alone["x"]) == 0
 
 
 def test_kpis_have_a_curve_for_each_run_and_type_and_stand_in_groups(client: TestClient) -> None:

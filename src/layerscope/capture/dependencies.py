@@ -2,7 +2,7 @@
 
 Which tensors are named, in which order, tells most of what a step does. Steps of a type are traced until two in a row
 gave what was known before, and from then on more and more rarely, for control flow that naming does not show. A step
-that was not traced and is of a new order waits for one that is.
+that was not traced and is of a new order is written with what was seen of it, and again when one like it was traced.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Book:
         self._sink = sink
         self.known: dict[int, tuple[int, ...]] = {}
         self._sure: dict[str, int] = {}  # steps of the type since one had something new
-        self._waiting: list[tuple[StepInfo, Dependence]] = []
+        self._waiting: list[tuple[StepInfo, int]] = []  # written, but of an order whose graphs are not known
 
     def wants(self, type: str) -> bool:
         """Whether the next step of the type is to be traced."""
@@ -52,24 +52,21 @@ class Book:
                 del self.known[next(iter(self.known))]
         same = before is not None and before == self.known.get(found.order)
         self._sure[type] = self._sure.get(type, 0) + 1 if same else 0
+        if found.whole:
+            self._settle(found.order)
 
     def put(self, info: StepInfo, found: Dependence) -> None:
-        """Hand over the record of a step, now or when its graphs are known."""
-        self._waiting.append((info, found))
-        late = len(self._waiting) - _MOST_WAITING
-        for place, waiting in enumerate(tuple(self._waiting)):
-            if waiting[1].order in self.known or place < late:
-                self._settle(waiting)
+        """Hand over the record of a step, and once more when its graphs are known: the last one counts."""
+        info = replace(info, graphs=self.known.get(found.order) or self._numbers(found))
+        self._sink.put(info)
+        if found.order not in self.known:
+            self._waiting = [*self._waiting[1 - _MOST_WAITING :], (info, found.order)]
 
-    def close(self) -> None:
-        """Hand over what still waits, with what was seen of it."""
-        for waiting in tuple(self._waiting):
-            self._settle(waiting)
-
-    def _settle(self, waiting: tuple[StepInfo, Dependence]) -> None:
-        self._waiting.remove(waiting)
-        info, found = waiting
-        self._sink.put(replace(info, graphs=self.known.get(found.order) or self._numbers(found)))
+    def _settle(self, order: int) -> None:
+        for info, its_order in self._waiting:
+            if its_order == order and info.graphs != self.known[order]:
+                self._sink.put(replace(info, graphs=self.known[order]))
+        self._waiting = [waiting for waiting in self._waiting if waiting[1] != order]
 
     def _numbers(self, found: Dependence) -> tuple[int, ...]:
         return tuple(-1 if graph is None else self._sink.dependencies_id(*graph) for graph in found.graphs)

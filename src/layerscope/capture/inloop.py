@@ -42,9 +42,9 @@ class Ring:
 
     def take(self, first: int) -> list[EndedStep]:
         """The held steps from the given number on, which are held no longer."""
-        self.forget_before(first)
-        taken = list(self._held)
-        self._held.clear()
+        taken: list[EndedStep] = []
+        while self._held and self._held[-1].step >= first:
+            taken.insert(0, self._held.pop())
         return taken
 
     def forget_before(self, step: int) -> None:
@@ -58,6 +58,7 @@ class InLoop:
 
     _now: NamedStep | None = None  # the step in progress, unless it is idle
     _type = STEP_TYPE  # of the step in progress
+    _discarded = -1  # the last step that was
     _balance: Balance
     _ring: Ring
     _step: int
@@ -65,14 +66,14 @@ class InLoop:
     def begin(self, type: str = STEP_TYPE) -> None:
         """Begin a step of a type; each type has its own distance between recorded steps."""
         self._must_be_open("begin()")
-        if not isinstance(type, str) or not type:
-            raise StateError(f"A step type is a text, not {type!r}: begin(type='long sequence').")
+        _check_type(type)
         now = self._now
         if now is not None and now.entries and not now.interrupted:
             raise StateError(
                 f"begin({type!r}) came after tensors of the step were recorded. Call begin() first; where an error cut "
                 "a step short, call discard(), or end it with step()."
             )
+        self._discarded = -1
         self._begin(type)
 
     def iteration(self) -> AbstractContextManager[None]:
@@ -129,16 +130,20 @@ class InLoop:
         steps before it too, as far as the ring holds them.
         """
         self._must_be_open("keep()")
+        if type is not None:
+            _check_type(type)
         if self._now is None:
+            if self._discarded == self._step:
+                raise StateError(f"keep() came after discard() in step {self._step}: call one of them, not both.")
             raise StateError(
                 f"keep() came in step {self._step}, which is not listened to. Give watch(ring=1) to be able to keep "
                 "any step, or keep_if for a rule."
             )
         if not isinstance(before, int) or not 0 <= before <= self._ring.size:
             raise StateError(f"keep(before={before!r}) asks for steps that are not held. Give watch(ring={before!r}).")
-        late = Late(reason or "keep()", before)
+        late = Late(str(reason or "keep()"), before)
         if samples is not None or categories is not None:
-            self._now.choose(late, samples, categories or (), self._balance)
+            self._now.choose(late, samples, () if categories is None else categories, self._balance)
         if type is not None:
             self._type = self._now.type = type
         self._now.late = late
@@ -147,6 +152,7 @@ class InLoop:
         """Record nothing of the step in progress after all."""
         self._must_be_open("discard()")
         if self._now is not None:
+            self._discarded = self._step
             self._stop_listening()
 
     def _begin(self, type: str) -> None:
@@ -157,6 +163,11 @@ class InLoop:
 
     def _must_be_open(self, call: str) -> None:
         raise NotImplementedError
+
+
+def _check_type(type: object) -> None:
+    if not isinstance(type, str) or not type:
+        raise StateError(f"A step type is a text, not {type!r}: begin(type='long sequence').")
 
 
 @contextmanager

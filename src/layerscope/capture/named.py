@@ -77,6 +77,10 @@ class Reader(Protocol):
         """Shape of the tensor, and which dimension is the batch's; an error if it is no tensor."""
         ...
 
+    def is_recorded_by_others(self) -> bool:
+        """Whether a compiler looks at what is computed, and must not find our operations in it."""
+        ...
+
     def computes_again(self) -> bool:
         """Whether a forward is run again in a backward: what is named then has been named before."""
         ...
@@ -87,6 +91,10 @@ class Reader(Protocol):
 
     def follow(self, entry: Entry, tensor: Any) -> None:
         """Take in the gradient of a tensor that was named before."""
+        ...
+
+    def tell_unheard(self, name: str) -> None:
+        """Say, once, that something is named in a backward and that nothing is recorded there."""
         ...
 
     def name_gradients(self, loss: str) -> None:
@@ -145,6 +153,7 @@ class NamedStep:
     entries: dict[tuple[int, str, str], Entry] = field(default_factory=dict)
     said: list[Hashable] = field(default_factory=list)  # all of it, in order: equal steps have equal graphs
     losses: dict[str, None] = field(default_factory=dict)
+    unread: dict[str, None] = field(default_factory=dict)  # names in what a compiler has made, where nothing is read
     late: Late | None = None
 
     @property
@@ -169,6 +178,9 @@ class NamedStep:
 
     def record(self, name: str, tensor: object, said: Said) -> None:
         """Take in a named tensor."""
+        if self.reader.is_recorded_by_others():
+            self.unread[name] = None
+            return
         if self.reader.computes_again():
             self._again(name, tensor, said.role)
             return
@@ -196,6 +208,8 @@ class NamedStep:
         same = [entry for (_, other, its), entry in self.entries.items() if (other, its) == (name, role)]
         if len(same) == 1:
             self.reader.follow(same[0], tensor)
+        elif not same:
+            self.reader.tell_unheard(name)
 
     def link(self, source: object, target: object) -> None:
         """Let what has one name depend on another."""
@@ -227,7 +241,8 @@ class NamedStep:
         self, late: Late, samples: int | Iterable[int] | None, categories: Sequence[object], by: Balance
     ) -> None:
         """Decide which samples are kept."""
-        batch, labels = self.batch, tuple(map(str, categories))
+        samples, batch = _plain(samples), self.batch
+        labels = tuple(str(_plain(category)) for category in _plain(categories))
         if labels and len(labels) != batch:
             raise StateError(
                 f"keep() got {len(labels)} categories for {batch} samples. Give one for each of the batch."
@@ -260,6 +275,11 @@ class NamedStep:
         categories = () if self.late is None else self.late.categories
         numbers = (self.batch, (), self.samples(), categories)
         return StepInfo(step, self.type, max(self.iterations, 1), *numbers, tuple(self.losses), reason)
+
+
+def _plain(thing: Any) -> Any:  # Any: a framework's tensor or array, or what needs no change
+    """Python's own numbers, or lists of them, for a tensor or an array."""
+    return thing.tolist() if hasattr(thing, "tolist") else thing
 
 
 def checked_name(name: str) -> str:

@@ -189,7 +189,6 @@ class Recorder(InLoop):
         unended = self._step == self._first_step and self._listening and self._listener.has_heard()
         try:
             self._listener.close()
-            self._book.close()
         finally:
             self._now = None
             if self._step > self._first_step:  # also steps without KPIs count when the run is resumed

@@ -149,14 +149,16 @@ class Values:
             self._bytes[numbers] = kept.array.nbytes
         return kept
 
-    def all(self, numbers: Numbers) -> Iterator[dict[int, KeptValues]]:
-        """The values at every step, a bounded number of bytes at a time."""
+    def all(self, numbers: Numbers, steps: Ints | None = None) -> Iterator[dict[int, KeptValues]]:
+        """The values at every step, or at some, a bounded number of bytes at a time."""
+        wanted = self._steps if steps is None else steps
         if self._is_small(numbers):
-            yield self._whole(numbers)
+            whole = self._whole(numbers)
+            yield whole if steps is None else {step: whole[step] for step in wanted.tolist() if step in whole}
             return
         first, at_once = 0, _STEPS
-        while numbers and first < len(self._steps):
-            found = self._read(numbers, self._steps[first : first + at_once])
+        while numbers and first < len(wanted):
+            found = self._read(numbers, wanted[first : first + at_once])
             yield found
             first += at_once
             size = max((kept.array.nbytes for kept in found.values()), default=0)

@@ -13,6 +13,7 @@ from layerscope.query.held import Held, KeptValues, Numbers, Statistics, Values,
 from layerscope.query.sampled import Sampled, joined, sampled, statistics_of
 from layerscope.query.table import Table
 from layerscope.records import (
+    BATCH_STATISTICS,
     SAMPLE_STATISTICS,
     Dependencies,
     Floats,
@@ -74,8 +75,9 @@ class Named:
         return self._graphs.get(info.graphs[iteration])
 
     def graphs(self) -> list[Dependencies]:
-        """All dependency graphs, each once, in the order of first appearance."""
-        return list(self._graphs.values())
+        """The dependency graphs of all steps, each once, in the order of first appearance."""
+        used = {number for info in self._infos.values() for number in info.graphs}
+        return [graph for number, graph in self._graphs.items() if number in used]
 
     @cached_property
     def _graphs(self) -> dict[int, Dependencies]:
@@ -112,6 +114,14 @@ class Named:
         """The kept values of a tensor at one step, None if none were kept."""
         return self._values.at(self._numbers(name, role, iteration, loss), step)
 
+    def samples(
+        self, steps: Ints, name: str, role: str = "", iteration: int = 1, loss: str | None = None
+    ) -> tuple[dict[int, KeptValues], Sampled]:
+        """The samples of a tensor at some steps: their kept values by step, and statistics kept in place of values."""
+        numbers = self._numbers(name, role, iteration, loss)
+        values = {step: kept for part in self._values.all(numbers, steps) for step, kept in part.items()}
+        return values, self._told(numbers, steps)
+
     def history(  # noqa: PLR0913 -- what tells one curve from another
         self,
         name: str,
@@ -124,13 +134,14 @@ class Named:
     ) -> tuple[Ints, Floats]:
         """Steps and values of one statistic of a tensor, of all its values or of one sample, where there is one."""
         numbers = self._numbers(name, role, iteration, loss)
-        if sample is None or any(self._lacks_batch(numbers, step) for step in list(self._infos)[-1:]):
+        of_type = [step for step, info in self._infos.items() if type in (None, info.type)]
+        if sample is None or self._lacks_batch_at(numbers, of_type):
             steps, values = self._statistics.of(numbers).curve(statistic)
         else:
             steps, samples, columns = self._samples.get_or(numbers, lambda: self._sampled(numbers))
             mine = samples == sample
             steps, values = steps[mine], columns.get(statistic, np.full(len(steps), np.nan))[mine]
-        shown = np.isin(steps, [step for step, info in self._infos.items() if type in (None, info.type)])
+        shown = np.isin(steps, of_type)
         return steps[shown], values[shown]
 
     def _numbers(self, name: str, role: str, iteration: int, loss: str | None) -> Numbers:
@@ -172,6 +183,19 @@ class Named:
         """Whether it is known of a tensor that it has no samples to choose from."""
         kept = self._values.at(numbers, step)
         return numbers in self._parameters if kept is None else len(kept.samples) == 0
+
+    def _lacks_batch_at(self, numbers: Numbers, steps: list[int]) -> bool:
+        """The same of several steps: the newest that has its values, or statistics over its batch, tells."""
+        if numbers in self._parameters:
+            return True
+        whole = self._statistics.of(numbers)
+        batched = set(whole.curve(BATCH_STATISTICS[0])[0].tolist())
+        for step in reversed(whole.steps[np.isin(whole.steps, steps)].tolist()):
+            if step in batched:
+                return False
+            if self._values.at(numbers, step) is not None:
+                return self._lacks_batch(numbers, step)
+        return False
 
     @cached_property
     def _parameters(self) -> set[Numbers]:

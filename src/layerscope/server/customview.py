@@ -9,6 +9,7 @@ Arrow or pandas), text, a list of (text, weight) to colour, or a list of several
 from __future__ import annotations
 
 import base64
+import importlib
 import importlib.util
 import io
 import itertools
@@ -18,7 +19,8 @@ import threading
 import time
 import traceback
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -33,6 +35,7 @@ from layerscope.records import Floats
 
 FUNCTION = "view"
 PATIENCE_S = 10.0
+MOST_WAITING = 4  # callers for whom a call that is under way is waited for
 MOST_ROWS, MOST_COLUMNS, MOST_ITEMS, MOST_TOKENS, MOST_TEXT = 500, 40, 12, 5000, 200_000
 MOST_PIXELS = 16_000_000
 DOTS_PER_INCH = 144
@@ -85,7 +88,8 @@ class OwnView:
         if not path.is_file():
             raise SelectError(f"There is no file {path} for --view. Give a Python file with a function `view`.")
         self.path, self.name, self._patience_s = path, path.name, patience_s
-        self._lock = threading.Lock()
+        self._free = threading.Condition()
+        self._waiting = 0
         self._loaded: tuple[object, Callable[[Selection, Run], object]] | None = None
         self._call: _Call | None = None
         self._runs: dict[Path, Run] = {}
@@ -94,16 +98,34 @@ class OwnView:
 
     def shown(self, selection: Selection, run: Path) -> OwnResult:
         """What the file makes of a selection; its exception, or that it takes too long, is told and never raised."""
-        with self._lock:
-            busy, stamp = self._call, self._stamp()
-            if busy is not None and busy.stamp == stamp and not busy.done.wait(self._patience_s):
+        with self._free:
+            if (busy := self._still_busy()) is not None:
                 return self._late(busy)
-            call = self._call = _Call(time.monotonic(), stamp)
+            call = self._call = _Call(time.monotonic(), self._stamp())
             arguments = (call, selection, run)
             threading.Thread(target=self._answer, args=arguments, name="layerscope-view", daemon=True).start()
         if not call.done.wait(self._patience_s) or call.result is None:
             return self._late(call)
         return call.result
+
+    def _still_busy(self) -> _Call | None:
+        """A call that is under way and hangs, or has enough callers waiting for it; one that does not is waited for."""
+        if self._waiting >= MOST_WAITING:
+            return self._under_way()
+        end = time.monotonic() + self._patience_s
+        self._waiting += 1
+        while (busy := self._under_way()) is not None:
+            left = min(end, busy.began + self._patience_s) - time.monotonic()
+            if left <= 0:
+                break
+            self._free.wait(left)
+        self._waiting -= 1
+        return busy
+
+    def _under_way(self) -> _Call | None:
+        """The call of the file as it is now: what an earlier one does is nobody's concern any more."""
+        call = self._call
+        return None if call is None or call.done.is_set() or call.stamp != self._stamp() else call
 
     def saved(self) -> OwnSaved:
         """When the file was saved."""
@@ -124,17 +146,20 @@ class OwnView:
 
     def _late(self, call: _Call) -> OwnResult:
         waited = time.monotonic() - call.began
-        text = f"{self.name} has been busy for {waited:.0f} s with one selection, and goes on. Choose it again later."
+        text = f"{self.name} is still running, busy with one selection for {waited:.0f} s. Choose again later."
         return OwnResult(self.name, (), text, waited)
 
     def _answer(self, call: _Call, selection: Selection, run: Path) -> None:
         try:
-            made = self._function(call.stamp)(selection, self._run(run))
-            items, problem = tuple(map(self._kept, items_of(made))), ""
+            with _importing_from(self.path.resolve().parent):
+                made = self._function(call.stamp)(selection, self._run(run))
+                items, problem = tuple(map(self._kept, items_of(made))), ""
         except BaseException as error:  # noqa: BLE001 - the user's code: whatever it raises is shown in its tab
             items, problem = (), _told(error, self.path)
         call.result = OwnResult(self.name, items, problem, time.monotonic() - call.began)
-        call.done.set()
+        with self._free:
+            call.done.set()
+            self._free.notify_all()
 
     def _kept(self, item: OwnItem) -> OwnItem:
         """The item; HTML is put aside and shown in a frame that may run its scripts but reach nothing of ours."""
@@ -149,12 +174,14 @@ class OwnView:
     def _function(self, stamp: object) -> Callable[[Selection, Run], object]:
         if self._loaded is not None and self._loaded[0] == stamp:
             return self._loaded[1]
-        spec = importlib.util.spec_from_file_location("layerscope_own_view", self.path)
+        name = f"_layerscope_view_{zlib.crc32(str(self.path).encode()):08x}"
+        spec = importlib.util.spec_from_file_location(name, self.path)
         if spec is None or spec.loader is None:
             raise SelectError(f"{self.path} is no Python file. Give one whose name ends in .py.")
-        module = importlib.util.module_from_spec(spec)
+        module = sys.modules[name] = importlib.util.module_from_spec(spec)  # where dataclasses look for it
         # Compiled here: a cached compilation is told apart by whole seconds, and a file is saved more often than that.
-        exec(compile(self.path.read_text(encoding="utf-8"), str(self.path), "exec"), module.__dict__)
+        text = self.path.read_text(encoding="utf-8")
+        exec(compile(text, str(self.path), "exec", dont_inherit=True), module.__dict__)
         function: Callable[[Selection, Run], object] | None = getattr(module, FUNCTION, None)
         if function is None or not callable(function):
             raise SelectError(f"{self.name} has no function `{FUNCTION}(selection, run)`. Define it.")
@@ -168,6 +195,18 @@ class OwnView:
             while len(self._runs) > KEPT_RUNS:
                 del self._runs[next(iter(self._runs))]
         return self._runs[path]
+
+
+@contextmanager
+def _importing_from(folder: Path) -> Iterator[None]:
+    """Modules beside the file can be imported, as when it is run by itself."""
+    sys.path.insert(0, str(folder))
+    importlib.invalidate_caches()  # a folder is read again by its time, which may be too coarse
+    try:
+        yield
+    finally:
+        if str(folder) in sys.path:
+            sys.path.remove(str(folder))
 
 
 def _told(error: BaseException, file: Path) -> str:

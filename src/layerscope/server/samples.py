@@ -6,8 +6,8 @@ import numpy as np
 
 from layerscope.query.run import Run
 from layerscope.query.selection import Found
-from layerscope.records import Dependencies, Kind, Part, gradient_port, named_site
-from layerscope.viz.samples import Kept, Row, RunSamples, points, sample_column
+from layerscope.records import Dependencies, Ints, Part
+from layerscope.viz.samples import NOTHING, Kept, Row, RunSamples, points, sample_column
 
 MOST_STEPS = 200  # whose samples make the points
 
@@ -42,9 +42,10 @@ def run_samples(run: Run, there: Found, keys: list[str], statistic: str) -> RunS
     chosen, choices = there.selection, there.choices
     at = int(np.searchsorted(choices.steps, chosen.step))
     steps = choices.steps[max(0, at + 1 - MOST_STEPS) : at + 1]  # up to the selected one
-    kept = [_kept(run, there, key, steps) for key in keys]
+    kept = [_kept(run, there, key, steps, statistic) for key in keys]
     rows: list[Row] = [(chosen.step, sample) for sample in choices.samples]
-    x, y, point_steps, point_samples = points(kept[0], kept[1], statistic) if len(kept) > 1 else points({}, {}, "")
+    first, second = [*kept, NOTHING, NOTHING][:2]
+    x, y, point_steps, point_samples = points(first, second, statistic)
     return RunSamples(
         run=chosen.run,
         problem="",
@@ -60,15 +61,16 @@ def run_samples(run: Run, there: Found, keys: list[str], statistic: str) -> RunS
     )
 
 
-def _kept(run: Run, there: Found, key: str, steps: np.ndarray[tuple[int], np.dtype[np.int64]]) -> Kept:
-    """The kept values of one tensor by step and sample."""
+def _kept(run: Run, there: Found, key: str, steps: Ints, statistic: str) -> Kept:
+    """What was kept of one tensor by step and sample."""
     chosen = there.selection
     name, _, role = key.partition("@")
-    kind = Kind.TENSOR if chosen.loss is None else Kind.TENSOR_GRAD
-    table = run.values(named_site(name, chosen.iteration), kind=kind.value, steps=steps).arrow()
-    port = gradient_port(role, chosen.loss or "")
-    found: dict[Row, np.ndarray[tuple[int], np.dtype[np.float64]]] = {}
-    for row in table.filter(np.array(table.column("port").to_pylist()) == port).to_pylist():
-        values = np.array(row["value"]).reshape(len(row["samples"]) or 1, -1)
-        found |= {(row["step"], sample): values[at] for at, sample in enumerate(row["samples"])}
-    return found
+    values, (told_steps, told_samples, columns) = run.named().samples(steps, name, role, chosen.iteration, chosen.loss)
+    flat = {
+        (step, sample): kept.array[at].ravel()
+        for step, kept in values.items()
+        for at, sample in enumerate(kept.samples.tolist())
+    }
+    rows = zip(told_steps.tolist(), told_samples.tolist(), strict=True)
+    told = dict(zip(rows, columns[statistic].tolist(), strict=True))
+    return Kept(flat, {row: number for row, number in told.items() if row not in flat})

@@ -1,7 +1,7 @@
 /* Mean, mean magnitude, standard deviation and largest magnitude of each row of a matrix. Included once, by `_kernel.c`.
 
    Everything is summed in float64. Deviations are taken from the row's first element, so that a mean far from zero
-   costs no digits. A NaN makes a row's statistics NaN. */
+   costs no digits. They are of the finite elements; a row without any has NaN. */
 
 enum { ROW_NUMBERS = 4 };
 
@@ -34,6 +34,22 @@ INLINE void add_rest(row_sums *to, const double *x, int n, double shift) {
     }
 }
 
+/* The sums of a row that is not all finite: of those elements that are, whose number is the result. */
+static double add_finite(const tensor *x, int64_t start, int64_t end, row_sums *to, double *shift, block_buffers *room) {
+    double found = 0.0;
+    for (int64_t at = start; at < end; at += BLOCK) {
+        int n = block_size(at, end);
+        const double *wide = wide_values(x, raw_block(x, at, n, room), n, room);
+        for (int i = 0; i < n; i++) {
+            if (!isfinite(wide[i])) continue;
+            if (found == 0.0) *shift = wide[i];
+            add_rest(to, wide + i, 1, *shift);
+            found += 1.0;
+        }
+    }
+    return found;
+}
+
 INLINE void one_row(const tensor *x, int64_t start, int64_t end, double *to, block_buffers *room) {
     const lanes none = {0};
     row_sums even = {none, none, none, none}, odd = even;
@@ -49,7 +65,13 @@ INLINE void one_row(const tensor *x, int64_t start, int64_t end, double *to, blo
         }
         add_rest(&even, wide + i, n - i, shift);
     }
-    lanes sum = even.sum + odd.sum, sum_abs = even.sum_abs + odd.sum_abs, sum2 = even.sum2 + odd.sum2;
+    lanes sum_abs = even.sum_abs + odd.sum_abs;
+    if (!isfinite(total(&sum_abs))) {
+        even = odd = (row_sums){none, none, none, none};
+        count = add_finite(x, start, end, &even, &shift, room);
+        sum_abs = even.sum_abs;
+    }
+    lanes sum = even.sum + odd.sum, sum2 = even.sum2 + odd.sum2;
     double mean = total(&sum) / count, variance = total(&sum2) / count - mean * mean, size = total(&sum_abs) / count;
     raise_to(&even.top, &odd.top);
     for (int k = 1; k < 4; k++) even.top[0] = even.top[k] > even.top[0] ? even.top[k] : even.top[0];

@@ -24,7 +24,7 @@ class RowArena:
     def add(self, address: int, count: int, number: int, rows: int) -> Floats:
         """The `SAMPLE_STATISTICS` of each row of `count` elements at an address; `number` is their `format_number`.
 
-        Formats of one byte are not read. A row with a NaN has no other statistics than NaN; nor has an empty one.
+        Formats of one byte are not read. They are of the finite elements; a row without any has NaN.
         """
         if self._used + rows > len(self._room):
             self._room = np.empty((max(_ROOM, rows), _WIDTH))
@@ -37,10 +37,19 @@ class RowArena:
             _rows(address, count, number, rows, self._address + first * 8 * _WIDTH)
         else:
             values = read_memory(address, count, STORED[number & 255]).reshape(rows, -1).astype(np.float64)
-            with np.errstate(invalid="ignore", over="ignore"):
-                sizes = np.abs(values)
-                numbers.T[:] = values.mean(1), sizes.mean(1), values.std(1), sizes.max(1)
+            numbers.T[:] = _by_numpy(values)
         return numbers
+
+
+def _by_numpy(values: Floats) -> tuple[Floats, ...]:
+    finite = np.isfinite(values)
+    count = finite.sum(1)
+    sizes = np.where(finite, np.abs(values), 0.0)
+    with np.errstate(invalid="ignore", over="ignore"):
+        mean = np.where(finite, values, 0.0).sum(1) / count
+        away = np.where(finite, values - mean[:, None], 0.0)
+        deviation = np.sqrt(np.square(away).sum(1) / count)
+        return mean, sizes.sum(1) / count, deviation, np.where(count > 0, sizes.max(1), np.nan)
 
 
 def over_batches(numbers: list[Floats]) -> Floats:

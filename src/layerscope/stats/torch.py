@@ -82,8 +82,9 @@ def sample_statistics(arena: RowArena, tensor: torch.Tensor, batch_dim: int) -> 
         with torch.no_grad():
             tensor = tensor.detach().movedim(batch_dim, 0)
             tensor = (tensor.abs() if tensor.is_complex() else tensor).cpu()
-            tensor = (tensor if _NUMBER.get(tensor.dtype, 255) & 255 < len(WORDS) else tensor.float()).contiguous()
-        place = [tensor.resolve_neg().data_ptr(), tensor.numel(), _NUMBER[tensor.dtype]]
+            tensor = tensor if _NUMBER.get(tensor.dtype, 255) & 255 < len(WORDS) else tensor.float()
+            tensor = tensor.contiguous().resolve_neg()
+        place = [tensor.data_ptr(), tensor.numel(), _NUMBER[tensor.dtype]]
     address, count, number = place
     return arena.add(address, count, number, samples)
 
@@ -155,8 +156,7 @@ def _in_place(tensor: torch.Tensor) -> list[int] | None:
         address, count = tensor.data_ptr(), tensor.numel()
     except (RuntimeError, ValueError):  # how a tensor without one piece of memory answers, and a lazy parameter
         return None
-    # A real tensor with its sign still to be changed is every other number of a complex one: dense only if alone.
-    if address == 0 or (count == 1 and tensor.is_neg()):
+    if address == 0 or tensor.is_neg():  # whose sign is still to be changed
         return None if count else [0, 0, number]
     return [address, count, number]
 

@@ -17,9 +17,9 @@ from layerscope.store.dependencies import dependencies_of
 from layerscope.store.folder import Status, status_of
 from layerscope.store.format import GRAPH, SCHEMA, TABLES, Manifest, read_manifest
 from layerscope.store.graph import read_graph
-from layerscope.store.order import in_order, key_columns, without_earlier
+from layerscope.store.order import SORT_KEYS, in_order, key_columns, without_earlier
 from layerscope.store.sources import Catalogue
-from layerscope.store.wanted import Flags, Wanted
+from layerscope.store.wanted import Flags, Wanted, packed
 
 UNKNOWN_SERIES = "rows of unknown series"
 
@@ -62,9 +62,13 @@ class SmallTables:
     def steps(self, *, history: bool = False) -> pa.Table:
         """Steps in which tensors were named, by rank and step: the fields of `StepInfo`, its lists as JSON.
 
-        All that was kept of a step is written before its row.
+        All that was kept of a step is written before its row. A row may be written again when more is known of its
+        step: the last one counts.
         """
-        return self._ordered("steps", self._whole("steps"), history=history)
+        table = in_order("steps", self._whole("steps"))
+        key = packed(*key_columns(table, SORT_KEYS["steps"]))
+        last = np.append(key[1:] != key[:-1], values=True)[: len(key)]
+        return self._ordered("steps", table if last.all() else table.filter(flags(last)), history=history)
 
     def kpis(self, *, history: bool = False) -> pa.Table:
         """Numbers of the training loop by name, rank and step: rank, session, step, name, value, time_s, type."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,26 @@ MOST_CELLS = 8  # numbers of one sample that are shown; of a larger tensor one s
 MOST_POINTS = 20_000
 
 Row = tuple[int, int]  # step and sample
-Kept = Mapping[Row, npt.NDArray[Any]]  # the values of each sample, flat
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What was kept of the samples of one tensor."""
+
+    values: Mapping[Row, npt.NDArray[Any]]  # of each sample, flat
+    told: Mapping[Row, float]  # one statistic of each sample whose values were not kept
+
+    def reduced(self, row: Row, statistic: str) -> float:
+        """One statistic of a sample, NaN where nothing was kept."""
+        values = self.values.get(row)
+        return self.told.get(row, np.nan) if values is None else reduced(values, statistic)
+
+    def rows(self) -> set[Row]:
+        """The samples of which anything was kept."""
+        return {*self.values, *self.told}
+
+
+NOTHING = Kept({}, {})
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,29 +75,28 @@ class SamplesView:
 
 def reduced(values: npt.NDArray[Any], statistic: str) -> float:
     """One statistic of the values of one sample."""
-    real = np.abs(values) if np.iscomplexobj(values) else values.astype(np.float64)
+    real = _real(values)
     if not real.size:
         return float("nan")
-    of = {
+    of: dict[str, Callable[[], float]] = {
         "mean": real.mean,
-        "mean_abs": lambda: np.abs(real).mean(),
+        "mean_abs": np.abs(real).mean,
         "std": real.std,
-        "abs_max": lambda: np.abs(real).max(),
+        "abs_max": np.abs(real).max,
     }
     return float(of[statistic]())
 
 
 def sample_column(key: str, kept: Kept, rows: Sequence[Row], statistic: str) -> SampleColumn:
     """The numbers of one tensor in the given rows."""
-    found = [kept.get(row) for row in rows]
+    found = [kept.values.get(row) for row in rows]
     size = max((values.size for values in found if values is not None), default=1)
-    if size > MOST_CELLS:
-        numbers = [np.nan if values is None else reduced(values, statistic) for values in found]
-        return SampleColumn(key, statistic, 1, np.array(numbers, np.float64))
+    if size > MOST_CELLS or any(row in kept.told for row in rows):
+        return SampleColumn(key, statistic, 1, np.array([kept.reduced(row, statistic) for row in rows], np.float64))
     cells = np.full((len(rows), size), np.nan)
     for at, values in enumerate(found):
         if values is not None and values.size == size:
-            cells[at] = np.abs(values) if np.iscomplexobj(values) else values
+            cells[at] = _real(values)
     return SampleColumn(key, "", size, cells.ravel())
 
 
@@ -87,14 +105,14 @@ def points(first: Kept, second: Kept, statistic: str) -> tuple[Floats, Floats, I
     x: list[Floats] = []
     y: list[Floats] = []
     of: list[Row] = []
-    for row, values in first.items():
-        other = second.get(row)
-        if other is None:
-            continue
-        same = values.size == other.size
-        pair = (values, other) if same else (_one(values, statistic), _one(other, statistic))
-        x.append(np.asarray(pair[0], np.float64).ravel())
-        y.append(np.asarray(pair[1], np.float64).ravel())
+    for row in sorted(first.rows() & second.rows()):
+        mine, other = first.values.get(row), second.values.get(row)
+        if mine is not None and other is not None and mine.size == other.size:
+            x.append(_real(mine))
+            y.append(_real(other))
+        else:
+            x.append(_one(first, row, statistic))
+            y.append(_one(second, row, statistic))
         of += [row] * len(x[-1])
     nothing = np.zeros(0)
     chosen = slice(max(0, len(of) - MOST_POINTS), None)  # the newest
@@ -102,8 +120,13 @@ def points(first: Kept, second: Kept, statistic: str) -> tuple[Floats, Floats, I
     return np.concatenate([nothing, *x])[chosen], np.concatenate([nothing, *y])[chosen], steps, samples
 
 
-def _one(values: npt.NDArray[Any], statistic: str) -> npt.NDArray[Any]:
-    return values if values.size == 1 else np.array([reduced(values, statistic)])
+def _one(kept: Kept, row: Row, statistic: str) -> Floats:
+    values = kept.values.get(row)
+    return _real(values) if values is not None and values.size == 1 else np.array([kept.reduced(row, statistic)])
+
+
+def _real(values: npt.NDArray[Any]) -> Floats:
+    return (np.abs(values) if np.iscomplexobj(values) else values).astype(np.float64)
 
 
 def per_sample(statistic: str) -> str:

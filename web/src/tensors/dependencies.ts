@@ -16,6 +16,11 @@ export function boxOf(view: DependencyView, node: number): Rect {
   return { x, y, width, height };
 }
 
+/** Where a node of this iteration is among the nodes; −1 if it is not. */
+export function placeOf(view: DependencyView, name: string): number {
+  return view.names.findIndex((other, node) => other === name && view.back[node] === 0);
+}
+
 export function linksOf(view: DependencyView): DrawnLink[] {
   let from = 0;
   return view.sources.map((source, at) => {

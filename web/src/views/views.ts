@@ -1,8 +1,9 @@
 /** Which component shows which view. */
 
 import type { Component } from "svelte";
+import { isClosed } from "../offline";
 import type { Scope } from "../scope.svelte";
-import type { ViewName } from "../selection";
+import { VIEWS, type ViewName } from "../selection";
 import ChartsView from "./ChartsView.svelte";
 import CompareView from "./CompareView.svelte";
 import FindingsView from "./FindingsView.svelte";
@@ -33,6 +34,9 @@ export const TITLES: Record<ViewName, string> = {
   compare: "Compare",
   tensors: "Tensors",
 };
+
+/** The views that can be shown: a file holds no named tensors. */
+export const SHOWN: readonly ViewName[] = VIEWS.filter((view) => view !== "tensors" || !isClosed);
 
 export function viewNamed(name: ViewName): View {
   return COMPONENTS[name];

@@ -6,6 +6,7 @@ Nothing is asked of autograd, so integers, tensors without gradients and detache
 from __future__ import annotations
 
 import os
+import threading
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -15,7 +16,8 @@ from torch.nn.parameter import is_lazy
 from layerscope.capture.dependencies import Graphs
 from layerscope.capture.named import Entry, NamedStep
 from layerscope.capture.torch.forgiving import ForgivingTracer
-from layerscope.capture.torch.trace.compiled import sink
+from layerscope.capture.torch.trace.compiled import leave, sink
+from layerscope.capture.torch.trace.ops import OpRecorder
 from layerscope.records import Link, NamedNode, Part
 
 MOST_PARAMETERS = 24  # in one node: a larger part of the model is shown by its children
@@ -33,6 +35,9 @@ class StepTracer:
         self._at: dict[int, list[Entry]] = {}  # the same by node
         self._by_hand: dict[int, list[int]] = {}  # node → nodes it depends on
         self._leaves: dict[int, list[Entry]] = {}  # by identity: parameters are known by it
+        self._thread = threading.get_ident()
+        for mode in tuple(_left_behind):  # at most a few, of steps that ended on another thread: one may lie on this
+            leave(mode)
         self._tracer.__enter__()
         sink(self._tracer.ops)
         _entered.add(self)
@@ -43,7 +48,10 @@ class StepTracer:
         return self._tracer.ops.trouble
 
     def leave(self) -> None:
-        """Trace no more."""
+        """Trace no more; what cannot be taken off the stack of another thread does nothing there."""
+        if threading.get_ident() != self._thread:
+            self.give_up("the step ended on another thread")
+            _left_behind.add(self._tracer.ops)
         _entered.discard(self)
         self._tracer.__exit__()
 
@@ -192,5 +200,6 @@ def _forked() -> None:
 
 
 _entered: weakref.WeakSet[StepTracer] = weakref.WeakSet()
+_left_behind: weakref.WeakSet[OpRecorder] = weakref.WeakSet()
 if hasattr(os, "register_at_fork"):  # not where processes cannot be forked
     os.register_at_fork(after_in_child=_forked)

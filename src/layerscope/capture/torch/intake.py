@@ -53,11 +53,13 @@ class Intake:
         self._own = extent.own
         self._sample = extent.sample
         self._seen: dict[int, tuple[weakref.ref[Tensor], int, int]] = {}
-        self._left_out: set[str] = set()
+        self._named: set[int] = set()  # rows of tensors that the training loop named
+        self._told: set[str] = set()
 
     def start_over(self) -> None:
         """Forget the tensors of the step."""
         self._seen.clear()
+        self._named.clear()
 
     def add(self, tensor: Tensor, place: Place) -> int | None:
         """Row of the tensor's summary, which is counted into its series; None if the tensor cannot be read."""
@@ -72,20 +74,34 @@ class Intake:
         if known is not None:
             return known
         try:
+            if tensor.is_nested:  # torch stops at the question for its shape
+                raise SelectError("A nested tensor has no one shape. Record its `.to_padded_tensor(0.0)`.")
             row = self.collector.summarise(tensor if self._sample is None else thinned(tensor, self._sample))
         except LayerscopeError as error:
             if is_functorch_wrapped_tensor(tensor):
-                self._leave_out(
+                self.tell_once(
                     "torch.func", "Tensors inside transforms of torch.func have no values, and are left out."
                 )
             else:
                 what = f"{kind.value} of {site!r}"
-                self._leave_out(what, f"{what} is not recorded: {error}")
+                self.tell_once(what, f"{what} is not recorded: {error}")
             return None
         if not tensor.is_inference():  # which has no version to tell whether it changed
             self._seen[id(tensor)] = (weakref.ref(tensor), tensor._version, row)
         if self._own is not None:
             self._add_own(tensor, row)
+        return row
+
+    def read_named(self, tensor: Tensor, site: str) -> int | None:
+        """The same for a tensor that the training loop names.
+
+        One that is named again is read anew: it may be written through an array of numpy's, which leaves no trace.
+        """
+        if self._known(tensor) in self._named:
+            del self._seen[id(tensor)]
+        row = self.read(tensor, site, Kind.TENSOR)
+        if row is not None:
+            self._named.add(row)
         return row
 
     def add_changing(self, tensor: Tensor, place: Place) -> int | None:
@@ -95,9 +111,10 @@ class Intake:
         self._seen.pop(id(tensor), None)
         return row
 
-    def _leave_out(self, what: str, why: str) -> None:
-        if what not in self._left_out:
-            self._left_out.add(what)
+    def tell_once(self, what: str, why: str) -> None:
+        """Report why something is left out, unless that was done before."""
+        if what not in self._told:
+            self._told.add(what)
             self.report(why)
 
     def _known(self, tensor: Tensor) -> int | None:

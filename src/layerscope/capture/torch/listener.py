@@ -145,7 +145,7 @@ class TorchListener:
             self._report(
                 "warning", "Gradients of outputs and inputs are left out: AMP's scale in this step is not known."
             )
-        deep = self.named.finish(step, now, scale) if now.entries else ()
+        deep = self.named.finish(step, now, scale) if now.entries or now.unread else ()
         taken = self._collector.finish(step, scales)
         if now.entries:
             size = sum(record.array.nbytes for record in deep if isinstance(record, Value))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import threading
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -9,6 +11,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
+from torch.autograd.function import BackwardCFunction
+from torch.autograd.graph import _engine_run_backward
 from torch.nn.parameter import is_lazy
 
 from layerscope.capture.dependencies import Dependence
@@ -39,6 +43,8 @@ from layerscope.stats.torch import dtype_name, largest_singular_value, sample_st
 
 _STATISTICS, _SAMPLES, _ALL = map(LEVELS.index, ("statistics", "samples", "all"))
 _NO_SAMPLES = np.zeros(0, np.int32)
+#: The frames of a backward, and of a function in it that Python computes: checkpointing begins a backward there.
+_RUNNING, _OWN_FUNCTION = _engine_run_backward.__code__, BackwardCFunction.apply.__code__
 #: Types that numpy has none for.
 _AS_FLOAT32 = frozenset(
     found
@@ -89,6 +95,7 @@ class NamedTensors:
         self._with_gradients = Kind.TENSOR_GRAD in selection.kinds
         self._used = False  # in this run
         self._tracer: StepTracer | None = None
+        self._thread = 0  # on which the step began
         self._whole = False  # traced from the beginning of the step
         self._lowered: frozenset[str] = frozenset()  # as last told
         self._forget()
@@ -96,13 +103,16 @@ class NamedTensors:
     def _forget(self) -> None:
         self._taken: list[Take] = []
         self._arrived: dict[Entry, Take] = {}  # gradients whose loss has no name yet
+        self._backward: int | None = None  # the one they are of
         self._losses: list[str] = []
+        self._early: dict[str, None] = {}  # losses that were named when no gradient had arrived
         self._bytes = 0
         self._too_large: dict[str, None] = {}
 
     def begin(self, *, expected: bool, traced: bool) -> None:
         """Make ready for a step; it is traced if that is wanted and somebody names tensors."""
         self.start_over()
+        self._thread = threading.get_ident()
         if traced and (expected or self._used or self._selection.is_bare) and not is_recorded_by_others():
             self._guard.run(self._trace)
             self._whole = self._tracer is not None
@@ -115,8 +125,7 @@ class NamedTensors:
         tracer, self._tracer, self._whole = self._tracer, None, False
         if tracer is not None:
             tracer.leave()
-        if self._taken or self._arrived:
-            self._forget()
+        self._forget()
 
     def form(self, tensor: object, batch_dim: int | None, name: str) -> tuple[tuple[int, ...], int | None]:
         """Shape of the tensor, and which dimension is the batch's."""
@@ -132,19 +141,22 @@ class NamedTensors:
             )
         return shape, batch_dim % len(shape)
 
+    def is_recorded_by_others(self) -> bool:
+        """Whether a compiler looks at what is computed, and must not find our operations in it."""
+        return is_recorded_by_others()
+
     def computes_again(self) -> bool:
-        """Whether checkpointing runs a forward again."""
-        return torch._C._current_graph_task_id() != -1
+        """Whether checkpointing runs a forward again; a compiled one, of which nothing is heard, counts as that."""
+        return is_recorded_by_others() or torch._C._current_graph_task_id() != -1
 
     def read(self, entry: Entry, tensor: Tensor) -> None:
         """Take a named tensor in."""
-        if not is_recorded_by_others():
-            self._guard.run(self._read, entry, tensor)
+        self._guard.run(self._read, entry, tensor)
 
     def _read(self, entry: Entry, tensor: Tensor) -> None:
         if not self._used:
             self._used = True
-            if self._tracer is None:
+            if self._tracer is None and threading.get_ident() == self._thread:
                 self._trace()  # late: of this step not all is seen
         if self._tracer is not None:
             self._tracer.name(entry, tensor)
@@ -173,20 +185,25 @@ class NamedTensors:
     def follow(self, entry: Entry, tensor: Tensor) -> None:
         """Take in the gradient of a tensor that was named before."""
         if tensor.requires_grad and self._with_gradients:
-            self._guard.run(self._follow, entry, tensor)
+            self._guard.run(self._follow, entry, tensor, _outermost_backward())
 
-    def _follow(self, entry: Entry, tensor: Tensor) -> None:
-        self._gradients.when_computed(tensor, lambda gradient: self._arrive(entry, gradient))
+    def _follow(self, entry: Entry, tensor: Tensor, backward: int | None = None) -> None:
+        self._gradients.when_computed(tensor, lambda gradient: self._arrive(entry, gradient, backward))
 
-    def _arrive(self, entry: Entry, gradient: Tensor) -> None:
-        if entry in self._arrived:  # of another backward, and nobody has said what the first was of
+    def _arrive(self, entry: Entry, gradient: Tensor, backward: int | None) -> None:
+        if backward is None and torch._C._current_graph_task_id() != self._backward:
+            backward = _outermost_backward()
+        another = backward is not None and backward != self._backward
+        if entry in self._arrived or (self._arrived and another):  # and nobody has said what the first was of
             self._name("")
+        self._backward = backward if another else self._backward
         take = self._take(entry, gradient, Kind.TENSOR_GRAD)
         if take is not None:
             self._arrived[entry] = take
 
     def _take(self, entry: Entry, tensor: Tensor, kind: Kind) -> Take | None:
-        row = self._intake.read(tensor, entry.name, kind)
+        intake, name = self._intake, entry.name
+        row = intake.read_named(tensor, name) if kind is Kind.TENSOR else intake.read(tensor, name, kind)
         if row is None:
             return None
         take = Take(entry, kind, row, dtype_name(tensor))
@@ -204,9 +221,10 @@ class NamedTensors:
         entry, depth = take.entry, self._settings.depth
         few = min(depth.samples, entry.batch)
         wanted = entry.batch if take.level == _ALL or self._settings.holds else few
-        of_one = tensor.nbytes // entry.batch if entry.batch else 0
+        whole = tensor.numel() * _kept_size(tensor, take.kind)
+        of_one = whole // entry.batch if entry.batch else 0
         for samples in (wanted, few) if wanted > few else (wanted,):
-            size = samples * of_one if entry.batch else tensor.nbytes
+            size = samples * of_one if entry.batch else whole
             if self._bytes + size <= depth.bytes_per_step:
                 take.array, take.held = _copied(tensor, entry.batch_dim, samples), samples
                 self._bytes += size
@@ -229,16 +247,26 @@ class NamedTensors:
                     f"The gradient of {entry.name!r} for {loss!r} has arrived twice in this step. Call gradients() "
                     "after each backward, with a name for each loss."
                 )
-        self._guard.run(self._name, loss)
+        if self._arrived:
+            self._early.pop(loss, None)
+            self._guard.run(self._name, loss)
+        else:
+            self._early[loss] = None
 
     def _name(self, loss: str) -> None:
-        if not loss and "" in self._losses:
-            loss = f"backward_{len(self._losses) + 1}"
+        loss = loss or self._unsaid()
         self._losses.append(loss)
         arrived, self._arrived = self._arrived, {}
         for take in arrived.values():
             take.loss = loss
             self._count(take)
+
+    def _unsaid(self) -> str:
+        """What to call a loss that nobody has named in time."""
+        self._tell_early()
+        if len(self._early) == 1 and not self._losses:
+            return next(iter(self._early))  # nothing else can have been meant
+        return f"backward_{len(self._losses) + 1}" if self._early or "" in self._losses else ""
 
     def finish(self, step: int, now: NamedStep, scale: float | None) -> tuple[Record, ...]:
         """All that was read, of the chosen samples; `scale` is what gradients were multiplied by, if that is known."""
@@ -246,6 +274,9 @@ class NamedTensors:
             self._name("")
         now.losses = dict.fromkeys(self._losses)
         self._tell_lowered()
+        self._tell_unread(now)
+        if not self._losses:
+            self._tell_early()
         places = Places(now.samples())
         records: list[Record] = []
         takes = [take for take in self._taken if scale is not None or take.kind is Kind.TENSOR]
@@ -270,6 +301,32 @@ class NamedTensors:
         graphs = self._cut.graphs(now, parameters, links or {})
         return Dependence(order, graphs, self._whole and links is not None)
 
+    def tell_unheard(self, name: str) -> None:
+        """Say, once, that something is named in a backward and that nothing is recorded there."""
+        self._intake.tell_once(
+            "backward",
+            f"{name!r} is named while a backward runs, and is left out: only what checkpointing computes again is "
+            "expected there. Record tensors in the forward, and their gradients come by themselves.",
+        )
+
+    def _tell_early(self) -> None:
+        if self._early and self._with_gradients:
+            calls = ", ".join(f"gradients({loss!r})" for loss in self._early)
+            self._intake.tell_once(
+                "gradients",
+                f"{calls} came when no gradient of a recorded tensor had arrived. Call it after backward(); only "
+                "tensors that require grad and were recorded before that have gradients.",
+            )
+
+    def _tell_unread(self, now: NamedStep) -> None:
+        if now.unread:
+            names = ", ".join(map(repr, now.unread))
+            self._intake.tell_once(
+                "compiled",
+                f"Nothing is recorded of {names}: inside what torch.compile or torch.jit.trace has made no tensor can "
+                "be read. Record what comes out of it.",
+            )
+
     def _tell_lowered(self) -> None:
         lowered = frozenset(self._too_large)
         if lowered and not lowered <= self._lowered:
@@ -279,6 +336,25 @@ class NamedTensors:
                 f"Values of {', '.join(map(repr, self._too_large))} are kept at a lower depth: more than {size:,} "
                 "bytes would be kept of one step. Give watch(depth=Depth(bytes_per_step=…)) for more.",
             )
+
+
+def _kept_size(tensor: Tensor, kind: Kind) -> int:
+    """Bytes that are kept of each element."""
+    if tensor.dtype in _AS_FLOAT32 or (tensor.dtype is torch.float16 and kind is Kind.TENSOR_GRAD):
+        return 4  # such a gradient is divided by AMP's scale in float32
+    return 8 if tensor.dtype is torch.complex32 else tensor.element_size()
+
+
+def _outermost_backward() -> int | None:
+    """Number of the backward that runs on this thread; None if another one, which still runs, has begun it."""
+    is_inside, frame = False, sys._getframe()
+    while (above := frame.f_back) is not None:
+        if frame.f_code in (_RUNNING, _OWN_FUNCTION):
+            if is_inside:
+                return None
+            is_inside = frame.f_code is _RUNNING
+        frame = above
+    return torch._C._current_graph_task_id()
 
 
 def _copied(tensor: Tensor, batch_dim: int | None, samples: int) -> npt.NDArray[Any]:  # Any: whatever the tensor holds
@@ -301,7 +377,9 @@ def _divide(take: Take, scale: float | None) -> None:
     if take.numbers is not None:
         take.numbers /= scale
     if take.array is not None:
-        take.array = take.array / take.array.dtype.type(scale)
+        # A scale can be beyond the range of float16, and what it kept from vanishing there would vanish now.
+        array = take.array.astype(np.float32) if take.array.dtype == np.float16 else take.array
+        take.array = array / array.dtype.type(scale)
     if take.singular is not None:
         take.singular /= scale
 

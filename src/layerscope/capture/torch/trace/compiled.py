@@ -15,7 +15,6 @@ import torch
 from torch import nn
 from torch.compiler import is_compiling
 from torch.overrides import TorchFunctionMode, _pop_mode, _push_mode
-from torch.utils._device import DeviceContext
 
 from layerscope.capture.torch.trace.modulecalls import switchboard
 
@@ -45,11 +44,13 @@ class Absence:
 def sink(mode: TorchFunctionMode) -> None:
     """Move an entered mode below all others, so that blocks which others began before it may end before it.
 
-    The mode of `torch.device` stays below: torch looks for it there.
+    The mode of `set_default_device` stays below: torch looks for it there. That of a `with torch.device(…)` block does
+    not: at its end the block takes away whatever is on top.
     """
     modes = _popped()
     modes.remove(mode)
-    modes.insert(int(bool(modes) and isinstance(modes[0], DeviceContext)), mode)
+    default = getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)
+    modes.insert(int(default is not None and modes[:1] == [default]), mode)
     _pushed(modes)
 
 

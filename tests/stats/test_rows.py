@@ -1,0 +1,79 @@
+"""Statistics of samples are the same from the compiled kernel, from numpy, and from values that were kept."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+
+import layerscope as ls
+from layerscope.query.sampled import statistics_of
+from layerscope.records import SAMPLE_STATISTICS, Floats
+from layerscope.stats import rows
+from layerscope.stats.torch import sample_statistics
+
+COLUMNS = (1, 3, 8, 1025, 5000)
+
+
+@pytest.fixture(params=["compiled", "numpy"])
+def arena(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> rows.RowArena:
+    if request.param == "numpy":
+        monkeypatch.setattr(rows, "_rows", None)
+    elif rows._rows is None:
+        pytest.skip("the kernel is not compiled")
+    return rows.RowArena()
+
+
+def holed(columns: int) -> npt.NDArray[np.float32]:
+    """Rows without, with few, with many and with only numbers that are not finite; some begin with one."""
+    x = np.random.default_rng(columns).normal(1e3, 1e-2, size=(6, columns)).astype(np.float32)
+    x[1, columns // 2] = np.nan
+    x[2, 0] = np.inf
+    x[3, ::2] = -np.inf
+    x[4, : columns - 1] = np.nan
+    x[5] = np.inf
+    return x
+
+
+def expected(x: npt.NDArray[np.float32]) -> Floats:
+    known = statistics_of(x)
+    return np.stack([known[name] for name in SAMPLE_STATISTICS], 1)
+
+
+@pytest.mark.parametrize("columns", COLUMNS)
+def test_statistics_of_a_sample_are_those_of_its_finite_values(arena: rows.RowArena, columns: int) -> None:
+    x = holed(columns)
+    found = sample_statistics(arena, torch.from_numpy(x), 0)
+    assert np.allclose(found, expected(x), rtol=1e-9, equal_nan=True)
+    assert np.isnan(found[5]).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float8_e5m2, torch.float64, torch.int16])
+def test_every_format_has_statistics_of_its_samples(arena: rows.RowArena, dtype: torch.dtype) -> None:
+    x = torch.from_numpy(holed(100)).nan_to_num(posinf=float("inf"), neginf=float("-inf")) / 1e3
+    x = x.nan_to_num(0, 1, 1) if not dtype.is_floating_point else x
+    x = x.to(dtype)
+    found = sample_statistics(arena, x, 0)
+    assert np.allclose(found, expected(x.float().numpy()), rtol=1e-9, atol=1e-7, equal_nan=True)
+
+
+def test_a_sample_with_a_nan_has_the_same_statistics_at_every_depth(tmp_path: Path) -> None:
+    x = torch.from_numpy(holed(7))
+    with ls.watch(None, to=tmp_path / "run", every=1, depth=ls.Depth(samples=6)) as run:
+        for depth in ("statistics", "samples", "all"):
+            run.record(depth, x, depth=depth)
+        run.record("second", x[1], batch_dim=None)
+        run.step()
+    named = ls.open(tmp_path / "run").named()
+    for sample in range(6):
+        told = named.statistics(step=0, name="statistics", sample=sample)
+        for depth in ("samples", "all"):
+            kept = named.statistics(step=0, name=depth, sample=sample)
+            assert {name: kept[name] for name in told} == pytest.approx(told, rel=1e-9, nan_ok=True)
+    summary = named.statistics(step=0, name="second")
+    told = named.statistics(step=0, name="statistics", sample=1)
+    assert told["mean"] == pytest.approx(summary["mean"], rel=1e-12)
+    assert told["abs_max"] == summary["abs_max"]
