@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 from torch.autograd.function import BackwardCFunction
@@ -16,60 +13,38 @@ from torch.autograd.graph import _engine_run_backward
 from torch.nn.parameter import is_lazy
 
 from layerscope.capture.dependencies import Dependence
-from layerscope.capture.named import LEVELS, Depth, Entry, NamedStep
+from layerscope.capture.named import Depth, Entry, NamedStep
 from layerscope.capture.torch.dependencies import Cut, StepTracer
 from layerscope.capture.torch.gradients import Gradients
 from layerscope.capture.torch.guard import Guard
 from layerscope.capture.torch.hooks import is_recorded_by_others
+from layerscope.capture.torch.taken import (
+    ALL,
+    SAMPLES,
+    STATISTICS,
+    Places,
+    Take,
+    batch_extras,
+    copied,
+    deep_records,
+    divide,
+    kept_size,
+)
 from layerscope.capture.torch.targets import Selection
 from layerscope.errors import StateError
 from layerscope.records import (
-    BATCH_STATISTICS,
-    SINGULAR_MAX,
-    Extras,
-    Floats,
-    Ids,
     Kind,
     Mode,
     Reading,
     Record,
-    SampleStats,
-    Value,
     gradient_port,
     named_site,
 )
-from layerscope.stats.rows import RowArena, over_batches
+from layerscope.stats.rows import RowArena
 from layerscope.stats.torch import dtype_name, largest_singular_value, sample_statistics
 
-_STATISTICS, _SAMPLES, _ALL = map(LEVELS.index, ("statistics", "samples", "all"))
-_NO_SAMPLES = np.zeros(0, np.int32)
 #: The frames of a backward, and of a function in it that Python computes: checkpointing begins a backward there.
 _RUNNING, _OWN_FUNCTION = _engine_run_backward.__code__, BackwardCFunction.apply.__code__
-#: Types that numpy has none for.
-_AS_FLOAT32 = frozenset(
-    found
-    for name in dir(torch)
-    if name.startswith(("bfloat16", "float8", "float4")) and (found := getattr(torch, name))
-)
-
-
-class Take:
-    """What was read of one tensor or gradient."""
-
-    __slots__ = ("array", "dtype", "entry", "held", "kind", "level", "loss", "numbers", "row", "series", "singular")
-
-    def __init__(self, entry: Entry, kind: Kind, row: int, dtype: str) -> None:
-        self.entry = entry
-        self.kind = kind
-        self.row = row
-        self.dtype = dtype
-        self.loss = ""  # of a gradient
-        self.series = -1
-        self.level = LEVELS.index(entry.level)
-        self.numbers: Floats | None = None  # statistics of every sample
-        self.singular: float | None = None
-        self.array: npt.NDArray[Any] | None = None  # the batch first; a copy
-        self.held = 0  # samples in it, the first ones
 
 
 class Settings(NamedTuple):
@@ -212,7 +187,7 @@ class NamedTensors:
             take.numbers = sample_statistics(self._rows, tensor, entry.batch_dim)
         elif len(entry.shape) == 2 and entry.batch_dim is None and tensor.dtype.is_floating_point:
             take.singular = largest_singular_value(tensor)
-        if take.level >= _SAMPLES:
+        if take.level >= SAMPLES:
             self._hold(take, tensor)
         return take
 
@@ -220,18 +195,18 @@ class NamedTensors:
         """Copy as many values as are asked for and fit."""
         entry, depth = take.entry, self._settings.depth
         few = min(depth.samples, entry.batch)
-        wanted = entry.batch if take.level == _ALL or self._settings.holds else few
-        whole = tensor.numel() * _kept_size(tensor, take.kind)
+        wanted = entry.batch if take.level == ALL or self._settings.holds else few
+        whole = tensor.numel() * kept_size(tensor, take.kind)
         of_one = whole // entry.batch if entry.batch else 0
         for samples in (wanted, few) if wanted > few else (wanted,):
             size = samples * of_one if entry.batch else whole
             if self._bytes + size <= depth.bytes_per_step:
-                take.array, take.held = _copied(tensor, entry.batch_dim, samples), samples
+                take.array, take.held = copied(tensor, entry.batch_dim, samples), samples
                 self._bytes += size
                 break
-        if take.array is None or (take.level == _ALL and take.held < entry.batch):
+        if take.array is None or (take.level == ALL and take.held < entry.batch):
             self._too_large[entry.name] = None
-            take.level = _STATISTICS if take.array is None else _SAMPLES
+            take.level = STATISTICS if take.array is None else SAMPLES
 
     def link(self, source: Any, target: Any) -> None:
         """Let one entry or tensor depend on another."""
@@ -282,9 +257,9 @@ class NamedTensors:
         takes = [take for take in self._taken if scale is not None or take.kind is Kind.TENSOR]
         for take in takes:
             if take.kind is Kind.TENSOR_GRAD and scale not in (None, 1.0):
-                _divide(take, scale)
-            records += _deep(step, take, places)
-        extras = _extras(step, takes)
+                divide(take, scale)
+            records += deep_records(step, take, places)
+        extras = batch_extras(step, takes)
         return (*records, extras) if extras is not None else tuple(records)
 
     def dependence(self, now: NamedStep) -> Dependence:
@@ -338,13 +313,6 @@ class NamedTensors:
             )
 
 
-def _kept_size(tensor: Tensor, kind: Kind) -> int:
-    """Bytes that are kept of each element."""
-    if tensor.dtype in _AS_FLOAT32 or (tensor.dtype is torch.float16 and kind is Kind.TENSOR_GRAD):
-        return 4  # such a gradient is divided by AMP's scale in float32
-    return 8 if tensor.dtype is torch.complex32 else tensor.element_size()
-
-
 def _outermost_backward() -> int | None:
     """Number of the backward that runs on this thread; None if another one, which still runs, has begun it."""
     is_inside, frame = False, sys._getframe()
@@ -355,82 +323,3 @@ def _outermost_backward() -> int | None:
             is_inside = frame.f_code is _RUNNING
         frame = above
     return torch._C._current_graph_task_id()
-
-
-def _copied(tensor: Tensor, batch_dim: int | None, samples: int) -> npt.NDArray[Any]:  # Any: whatever the tensor holds
-    """The first samples of a tensor, or all of one without a batch."""
-    plain = tensor.detach()
-    try:
-        array = plain.numpy()
-    except (TypeError, RuntimeError):  # of a type that numpy lacks, on another device, or with a sign still to change
-        with torch.no_grad():
-            if plain.dtype in _AS_FLOAT32 or plain.dtype is torch.complex32:
-                plain = plain.to(torch.complex64 if plain.is_complex() else torch.float32)
-            array = plain.resolve_conj().resolve_neg().cpu().numpy()
-    if batch_dim:
-        array = np.moveaxis(array, batch_dim, 0)
-    return (array if batch_dim is None else array[:samples]).copy()
-
-
-def _divide(take: Take, scale: float | None) -> None:
-    assert scale is not None
-    if take.numbers is not None:
-        take.numbers /= scale
-    if take.array is not None:
-        # A scale can be beyond the range of float16, and what it kept from vanishing there would vanish now.
-        array = take.array.astype(np.float32) if take.array.dtype == np.float16 else take.array
-        take.array = array / array.dtype.type(scale)
-    if take.singular is not None:
-        take.singular /= scale
-
-
-class Places:
-    """The chosen samples, as far as a tensor has and holds them."""
-
-    def __init__(self, samples: tuple[int, ...]) -> None:
-        self._samples = np.array(samples, np.int32)
-        self._known: dict[tuple[int, int], tuple[Ids, Ids, bool]] = {}
-
-    def of(self, batch: int, held: int) -> tuple[Ids, Ids, bool]:
-        """Those whose values are held, those that are not, and whether the former are all that is held, in order."""
-        found = self._known.get((batch, held))
-        if found is None:
-            mine = self._samples[self._samples < batch]
-            there = mine[mine < held]
-            found = there, mine[mine >= held], np.array_equal(there, np.arange(held))
-            self._known[batch, held] = found
-        return found
-
-
-def _deep(step: int, take: Take, places: Places) -> Sequence[Record]:
-    """What is kept beyond the summary."""
-    batch, array = take.entry.batch, take.array
-    if take.entry.batch_dim is None:
-        return () if array is None else (Value(step, take.series, _NO_SAMPLES, array),)
-    if take.level < _STATISTICS or take.numbers is None:
-        return ()
-    if array is not None and take.level == _ALL:
-        return (Value(step, take.series, np.arange(batch, dtype=np.int32), array),)
-    held, rest, whole = places.of(batch, take.held)
-    records: list[Record] = []
-    if array is not None and len(held):
-        records.append(Value(step, take.series, held, array if whole else array[held]))
-    if len(rest):
-        records.append(SampleStats(step, take.series, rest, take.numbers[rest]))
-    return records
-
-
-def _extras(step: int, takes: Sequence[Take]) -> Extras | None:
-    """Statistics over the batch of those over each sample, and largest singular values."""
-    batches = [take for take in takes if take.numbers is not None]
-    matrices = [take for take in takes if take.singular is not None]
-    if not batches and not matrices:
-        return None
-    series = np.repeat([take.series for take in batches], len(BATCH_STATISTICS)) if batches else np.zeros(0)
-    numbers = over_batches([take.numbers for take in batches if take.numbers is not None]) if batches else np.zeros(0)
-    return Extras(
-        step,
-        np.concatenate((series, [take.series for take in matrices])).astype(np.int32),
-        BATCH_STATISTICS * len(batches) + (SINGULAR_MAX,) * len(matrices),
-        np.append(numbers.ravel(), np.array([take.singular for take in matrices], np.float64)),
-    )
