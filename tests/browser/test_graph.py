@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from playwright.sync_api import Locator, Page, expect
+from playwright.sync_api import TimeoutError as PlaywrightTimeoutError
 
 from layerscope.server.serve import PageServer
 from tests.browser.conftest import Visit
@@ -168,11 +170,12 @@ def test_where_a_skip_connection_meets_its_branch_both_are_on_one_axis(visit: Vi
     expect(part(page, "blocks.0.mlp")).to_have_count(1)
     x, y = point(page, "blocks.0.mlp")
     scale = float(graph(page).get_attribute("data-scale") or 1)
+    branches = page.get_by_test_id("branches")
     for below in range(30, 70, 4):
         page.mouse.click(x, y + below * scale)
-        if page.get_by_test_id("branches").count():
+        with contextlib.suppress(PlaywrightTimeoutError):  # the click missed the small mark, or the page is still busy
+            branches.wait_for(timeout=700)
             break
-    branches = page.get_by_test_id("branches")
     expect(branches).to_contain_text("Where 2 branches meet")
     expect(branches.get_by_role("listitem")).to_contain_text(["input (embed)", "mlp", "mlp"])
 
