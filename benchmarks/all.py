@@ -22,6 +22,7 @@ TABLES = {
     "kernel": "Summaries of tensors",
     "store": "Writing and reading runs",
     "page": "The page",
+    "page_tensors": "The page's view of named tensors, on the tutorial's demo",
     "imports": "Importing",
 }
 

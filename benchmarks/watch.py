@@ -24,7 +24,7 @@ from typing import Any
 import torch
 
 import layerscope
-from benchmarks.watch_subjects import STEPS, SUBJECTS, Steps, Times, Training, Watched, against_plain
+from benchmarks.watch_subjects import STEPS, SUBJECTS, Times, Training, Watched, against_plain
 from layerscope import Schedule
 from layerscope.capture.recorder import Recorder
 from layerscope.store.writer import QUEUE_BYTES, FolderSink
@@ -49,7 +49,7 @@ CASES = (
     Case("default kinds at every step", "GPT-2", 1.25, {"every": 1}),
     Case("all kinds at every step", "GPT-2", 1.6, {"every": 1, "kinds": "all"}),
     Case("default kinds, `every=10`, on average", "GPT-2", 1.04, {"every": 10}, steps=10),
-    Case("a step that is not recorded", "GPT-2", 1.01, {"every": Schedule(steps=[0])}, rounds=2),
+    Case("a step that is not recorded", "GPT-2", 1.01, {"every": Schedule(steps=[0])}, steps=10, rounds=2),
     Case("default kinds, `every=1, budget=0.02`", "GPT-2", 1.02, {"every": 1, "budget": 0.02}, steps=30),
     Case("default kinds at every step", "torch's transformer", None, {"every": 1}),
     Case("default kinds at every step", "MLP", 2.5, {"every": 1}),
@@ -90,8 +90,8 @@ def steps(repeat: int) -> list[Row]:
         training = SUBJECTS[case.subject]()
         with tempfile.TemporaryDirectory() as folder:
             watching = partial(watched, training, folder, **case.options)
-            few = STEPS[case.subject]
-            found = against_plain(training.step, watching, case.rounds * repeat, Steps(few, case.steps or few))
+            few = case.steps or STEPS[case.subject]
+            found = against_plain(training.step, watching, case.rounds * repeat, few)
         rows.append(ratio_row(f"{case.subject}: {case.what}", found, case.limit))
     return rows
 

@@ -23,7 +23,7 @@ from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from watch_subjects import STEPS, SUBJECTS, Steps, Training, Watched, against_plain  # type: ignore[import-not-found]
+from watch_subjects import STEPS, SUBJECTS, Training, Watched, against_plain  # type: ignore[import-not-found]
 
 GRAPHVIZ = str(Path(sys.executable).parent)  # a `dot` of the environment is used
 
@@ -118,7 +118,7 @@ def measured(peer: str, subject: str, repeat: int) -> dict[str, float | str]:
     try:
         watched = PEERS[peer](training)
         watched.step()
-        found = against_plain(plain.step, lambda: nullcontext(watched), repeat, Steps(steps, steps))
+        found = against_plain(plain.step, lambda: nullcontext(watched), repeat, steps)
     except Exception as error:  # noqa: BLE001  whatever keeps a peer from watching is what there is to say of it
         return {"error": f"{type(error).__name__}: {error}".splitlines()[0]}
     return {"cpu": found.cpu, "wall": found.wall}

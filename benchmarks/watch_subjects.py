@@ -81,14 +81,7 @@ def mlp() -> Training:
 SUBJECTS: dict[str, Callable[[], Training]] = {"GPT-2": gpt2, "torch's transformer": transformer, "MLP": mlp}
 
 
-class Steps(NamedTuple):
-    """How many steps are made in a row before plain and watched ones change places."""
-
-    plain: int
-    watched: int
-
-
-STEPS = {"GPT-2": 3, "torch's transformer": 3, "MLP": 100}
+STEPS = {"GPT-2": 3, "torch's transformer": 3, "MLP": 100}  # in a row, before plain and watched ones change places
 
 
 class Watched(NamedTuple):
@@ -108,6 +101,7 @@ class Times(NamedTuple):
 def times(watched: Watched, steps: int) -> Times:
     """Seconds of a step, the mean of so many; the processor's of all threads, until nothing is left to be finished."""
     watched.step()  # the first one meets what others have left in the caches
+    watched.settle()
     began, began_cpu = time.perf_counter(), time.process_time()
     for _ in range(steps):
         watched.step()
@@ -117,15 +111,15 @@ def times(watched: Watched, steps: int) -> Times:
 
 
 def against_plain(
-    plain: Callable[[], object], watching: Callable[[], AbstractContextManager[Watched]], repeat: int, steps: Steps
+    plain: Callable[[], object], watching: Callable[[], AbstractContextManager[Watched]], repeat: int, steps: int
 ) -> Times:
     """Medians of what watched steps took against the plain ones before and after, at which nobody listened."""
     ratios = []
-    before = times(Watched(plain), steps.plain)
+    before = times(Watched(plain), steps)
     for _ in range(repeat):
         with watching() as watched:
-            taken = times(watched, steps.watched)
-        after = times(Watched(plain), steps.plain)
+            taken = times(watched, steps)
+        after = times(Watched(plain), steps)
         ratios.append([2 * taken[i] / (before[i] + after[i]) for i in range(2)])
         before = after
     return Times(*(statistics.median(found) for found in zip(*ratios, strict=True)))
