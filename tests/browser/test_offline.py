@@ -1,11 +1,9 @@
-"""The page as one file and as a widget: no server, no network, whatever is clicked."""
+"""The page as one file: no server, no network, whatever is clicked."""
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -13,15 +11,12 @@ from playwright.sync_api import Browser, Page, expect
 from torch import nn
 
 import layerscope as ls
-from layerscope import shown
 from layerscope.cli.main import main
-from tests.browser.conftest import Visit
 from tests.browser.test_traces import part, search
-from tests.browser.tracing import ODD, save_trace, traced
+from tests.browser.tracing import ODD, traced
 from tests.server.runs import write_run
 
 pytestmark = pytest.mark.browser
-CELL = "http://127.0.0.1:9/cell"
 
 
 @pytest.fixture
@@ -82,57 +77,3 @@ def test_a_report_has_charts_heat_map_and_findings_of_the_run(alone: Page, tmp_p
         expect(alone.get_by_role("region", name=shown_there)).to_be_visible()
         expect(alone.get_by_text("not in the file")).to_have_count(0)
     expect(alone.get_by_role("tab", name="Tensors")).to_have_count(0)
-
-
-def test_a_widget_shows_the_trace_and_asks_python_for_the_rest(
-    visit: Visit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(shown, "IN_WIDGET", 20_000)  # so that values must be asked for
-    made = shown.widget(save_trace(tmp_path / "net"), "#view=traces")
-    answers: list[tuple[dict[str, Any], list[bytes]]] = []
-    monkeypatch.setattr(
-        type(made), "send", lambda self, content, buffers=None: answers.append((content, buffers or []))
-    )
-
-    def asked(content: dict[str, Any]) -> dict[str, Any]:
-        made._handle_custom_msg(content, [])
-        said, buffers = answers.pop()
-        return {"content": said, "buffers": [base64.b64encode(each).decode() for each in buffers]}
-
-    page = visit.page
-    page.expose_function("askPython", asked)
-    page.route(CELL, lambda route: route.fulfill(content_type="text/html", body="<div id=cell></div>"))
-    page.goto(CELL)
-    page.evaluate(NOTEBOOK, {"code": made._esm, "html": made.html})
-    frame = page.frame_locator("iframe")
-    frame.get_by_role("combobox", name="Search operations").fill("conv2d_2")
-    frame.get_by_role("option").first.click()
-    frame.get_by_role("button", name="matrix").click()
-    expect(frame.get_by_test_id("picture-value")).to_have_attribute("data-picture", "matrix")
-    frame.get_by_label("sample").fill("1")
-    frame.get_by_test_id("picture-value").hover(position={"x": 3, "y": 3})
-    expect(frame.get_by_test_id("told-value")).to_contain_text("[1, 0, 0, 0]")
-
-
-#: What a notebook does with a widget: its module is imported and rendered with a model that talks to Python.
-NOTEBOOK = """
-async ({ code, html }) => {
-  const heard = [];
-  const model = {
-    get: (name) => ({ html, height: 700 })[name],
-    on: (name, call) => heard.push(call),
-    off: () => {},
-    send: async (content) => {
-      const said = await window.askPython(content);
-      const buffers = said.buffers.map((text) => {
-        const bytes = Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
-        return new DataView(bytes.buffer);
-      });
-      for (const call of heard) call(said.content, buffers);
-    },
-  };
-  const address = URL.createObjectURL(new Blob([code], { type: "text/javascript" }));
-  const widget = await import(address);
-  widget.default.render({ model, el: document.getElementById("cell") });
-}
-"""

@@ -1,5 +1,6 @@
 /** The state of the page: what is selected, what was answered, where the cross-hair is. */
 
+import { untrack } from "svelte";
 import { LEFT, nearest, RIGHT, type Span } from "./charts/scale";
 import { Live } from "./live.svelte";
 import { START_AT } from "./offline";
@@ -238,12 +239,16 @@ export class Scope {
     }
   }
 
-  /** A site to begin with, so that the first look is never empty. */
+  /** A site to begin with, or the traces of a run without any, so that the first look is never empty. */
   #chooseSite(): void {
     const sites = this.sites.value;
     if (sites === null || sites.run !== this.selection.run) return;
     if (this.selection.site !== null && sites.series.some((entry) => entry.site === this.selection.site))
       return;
+    if (sites.series.length === 0 && sites.traces > 0 && untrack(() => this.selection.view) === "charts") {
+      this.selection.view = "traces";
+      this.#write(false);
+    }
     if (this.selection.site !== null && sites.series.length === 0) return;
     const chosen = sites.series.find((entry) => entry.kind === "output") ?? sites.series[0];
     if (chosen !== undefined) {

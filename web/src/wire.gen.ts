@@ -85,6 +85,7 @@ export interface SiteList {
   readonly run: string;
   readonly stats: readonly string[];
   readonly series: readonly SeriesEntry[];
+  readonly traces: number;
 }
 
 /** A note, a warning or a loss of rows at a step. */
@@ -161,7 +162,6 @@ export interface PassNumbers {
   readonly name: string;
   readonly parts: Float64Array;
   readonly values: Float64Array;
-  readonly stops: readonly string[];
 }
 
 /** An operation that another one speaks of. */
@@ -321,6 +321,7 @@ export interface FindingsView {
   readonly checked: number;
   readonly last_step: number | null;
   readonly findings: readonly FindingEntry[];
+  readonly looked_for: readonly string[];
   readonly not_checked: readonly NotCheckedEntry[];
 }
 

@@ -54,6 +54,7 @@ class SiteList:
     run: str
     stats: tuple[str, ...]
     series: tuple[SeriesEntry, ...]
+    traces: int  # saved in it
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,7 @@ from layerscope.server.customview import OwnView
 from layerscope.server.messages import EventEntry, RunList, SeriesEntry, SiteList, Timeline
 from layerscope.server.tensors import Tensors
 from layerscope.server.traces import Traces
+from layerscope.store.passes import pass_folders
 from layerscope.version import __version__
 from layerscope.viz.axis import AxisKind
 from layerscope.viz.histogram import HistogramView, histogram_view
@@ -77,7 +78,7 @@ def sites(opened: Opened, name: str, request: Request) -> SiteList:
     """What can be shown of the run."""
     rows = opened.run.series().arrow().to_pylist()
     series = tuple(SeriesEntry(**{f: row[f] for f in SeriesEntry.__slots__}) for row in rows)
-    return SiteList(name, opened.run.statistics, series)
+    return SiteList(name, opened.run.statistics, series, len(pass_folders(opened.run.path)))
 
 
 def timeline(opened: Opened, name: str, request: Request) -> Timeline:

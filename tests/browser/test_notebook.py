@@ -1,0 +1,74 @@
+"""The page as a widget, in a real notebook: marimo, with a kernel of its own."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import expect
+
+from tests.browser.conftest import Visit
+from tests.browser.tracing import save_trace
+from tests.server.runs import write_run
+
+pytestmark = pytest.mark.browser
+NOTEBOOK = """
+import marimo
+
+app = marimo.App()
+
+
+@app.cell
+def _():
+    import layerscope as ls
+    from layerscope import shown
+
+    shown.IN_WIDGET = 20_000  # bytes: so that nearly everything must be asked for
+    ls.open({run!r}).show()
+    return
+"""
+
+
+@contextmanager
+def notebook(folder: Path, run: str) -> Iterator[str]:
+    """Address of a notebook whose one cell shows a run of the folder."""
+    (folder / "notebook.py").write_text(NOTEBOOK.format(run=run))
+    line = [sys.executable, "-m", "marimo", "run", "notebook.py", "--headless", "--no-token", "--host", "127.0.0.1"]
+    quiet = {**os.environ, "PYTHONUNBUFFERED": "1", "XDG_CONFIG_HOME": str(folder), "XDG_STATE_HOME": str(folder)}
+    with subprocess.Popen(line, cwd=folder, stdout=subprocess.PIPE, text=True, env=quiet) as process:
+        assert process.stdout is not None
+        port = next(found for text in process.stdout if (found := re.search(r"URL: http://[^:]+(:\d+)", text)))
+        try:
+            yield f"http://127.0.0.1{port[1]}"
+        finally:
+            process.terminate()
+
+
+def test_a_widget_in_a_notebook_shows_a_trace_and_asks_python_for_its_values(visit: Visit, tmp_path: Path) -> None:
+    save_trace(tmp_path / "net")
+    with notebook(tmp_path, "net") as address:
+        visit.page.goto(address)
+        frame = visit.page.frame_locator("iframe[title=layerscope]")
+        frame.get_by_role("combobox", name="Search operations").fill("conv2d_2", timeout=60_000)
+        frame.get_by_role("option").first.click()
+        frame.get_by_role("button", name="matrix").click()
+        expect(frame.get_by_test_id("picture-value")).to_have_attribute("data-picture", "matrix")
+        frame.get_by_label("sample").fill("1")
+        frame.get_by_test_id("picture-value").hover(position={"x": 3, "y": 3})
+        expect(frame.get_by_test_id("told-value")).to_contain_text("[1, 0, 0, 0]")
+
+
+def test_a_widget_in_a_notebook_shows_the_histories_of_a_run(visit: Visit, tmp_path: Path) -> None:
+    write_run(tmp_path / "run")
+    with notebook(tmp_path, "run") as address:
+        visit.page.goto(address)
+        frame = visit.page.frame_locator("iframe[title=layerscope]")
+        expect(frame.get_by_test_id("histogram")).to_be_visible(timeout=60_000)
+        frame.get_by_role("tab", name="Heat map").click()
+        expect(frame.get_by_test_id("heatmap")).to_be_visible()
