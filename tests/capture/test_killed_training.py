@@ -36,14 +36,19 @@ def train(folder: Path, steps: int) -> list[float]:
 
 
 def killed_after(seconds: float, folder: Path) -> None:
-    """Train in a child process and kill it: forked, since loading torch anew takes longer than the training."""
+    """Train in a child process and kill it once it has computed for so long, however busy the machine is.
+
+    It is forked, since loading torch anew takes longer than the training.
+    """
     child = os.fork()
     if child == 0:
         try:
             train(folder, steps=1_000_000)
         finally:
             os._exit(1)
-    time.sleep(seconds)
+    computed = Path(f"/proc/{child}/schedstat")  # nanoseconds, and more
+    while int(computed.read_text().split()[0]) < seconds * 1e9:
+        time.sleep(0.001)
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
 
