@@ -44,6 +44,7 @@ bench: $(VENV)/.dev
 
 # Every view of six networks in both themes and two sizes, into build/screenshots; then the pictures of the documentation.
 screenshots: $(VENV)/.dev chromium
+	rm -rf build/screenshots
 	LAYERSCOPE_SCREENSHOTS=1 $(BIN)/python -m tests.browser.screenshots build/screenshots
 	LAYERSCOPE_SCREENSHOTS=1 $(BIN)/pytest -q -m browser -k pictures
 

@@ -168,8 +168,9 @@ class Training:
 
 def _classes(model: nn.Module, x: Tensor) -> Tensor:
     """Which quarter of the unit interval the mean of an input's first numbers falls into."""
+    said = model(x)
     target = (torch.sigmoid(3 * x.flatten(1)[:, :8].mean(1)) * 4).long().clamp(0, 3)
-    return nn.functional.cross_entropy(model(x), target)
+    return nn.functional.cross_entropy(said, target)
 
 
 def _next_symbol(model: nn.Module, tokens: Tensor) -> Tensor:
@@ -220,21 +221,18 @@ def train(training: Training, folder: Path, steps: int = STEPS) -> Iterator[int]
         for step in range(steps):
             batch = training.inputs()
             if step == steps // 2:
-                _trace(training, model, batch).save(folder, step=step)
-                optimizer.zero_grad()
-            loss = training.loss(model, batch)
-            loss.backward()
+                with ls.tracing(model) as trace:
+                    loss = training.loss(model, batch)
+                    loss.backward()
+                trace.save(folder, step=step)
+            else:
+                loss = training.loss(model, batch)
+                loss.backward()
             optimizer.step()
             optimizer.zero_grad()
             evaluated = {"eval_loss": _evaluated(training, model)} if step % 5 == 0 else {}
             run.step(loss=loss, **evaluated)
             yield step
-
-
-def _trace(training: Training, model: nn.Module, batch: Tensor) -> ls.Trace:
-    with ls.tracing(model) as trace:
-        training.loss(model, batch).backward()
-    return trace
 
 
 def _evaluated(training: Training, model: nn.Module) -> Tensor:

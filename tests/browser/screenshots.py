@@ -99,6 +99,8 @@ def take(page: Page, address: str, picture: Path) -> None:
     page.goto(address)
     page.wait_for_function(QUIET, timeout=120_000)
     page.wait_for_load_state("networkidle")
+    if "The server failed" in page.inner_text("body"):
+        raise RuntimeError(f"{picture.stem} shows an error, see {address}")
     page.screenshot(path=picture)
 
 

@@ -63,6 +63,9 @@ def test_the_difference_of_two_runs_is_of_what_both_have(visit: Visit, address: 
     page.get_by_role("button", name="a − b").click()
     heat.hover(position={"x": 502, "y": 20})
     expect(page.get_by_test_id("heatmap-tip")).to_contain_text("Δ rms −")
+    expect(page.get_by_text(re.compile(r"\(log, from ±"))).to_be_visible()
+    page.get_by_role("button", name="linear").click()
+    expect(page.get_by_text(re.compile(r"\(log, from ±"))).to_be_hidden()
 
 
 def test_runs_without_a_common_site_say_so(visit: Visit, address: str) -> None:
@@ -78,3 +81,9 @@ def test_the_same_site_of_two_runs_stands_on_one_axis(visit: Visit, address: str
     expect(histograms.get_by_role("img")).to_have_count(2)
     expect(histograms.get_by_role("figure").filter(has_text="step 12")).to_have_count(2)
     expect(histograms.get_by_role("figure").last).to_contain_text("the run has no output of 'head'")
+    with page.expect_download() as table:
+        histograms.get_by_role("figure").first.get_by_role("button", name="CSV").click()
+    assert table.value.suggested_filename == "a_head_output_step_12.csv"
+    rows = Path(table.value.path()).read_text().splitlines()
+    assert rows[0] == "from,to,elements"
+    assert sum(float(row.split(",")[2]) for row in rows[1:]) > 0

@@ -43,3 +43,9 @@ test("a quantity has the unit that suits it", () => {
   expect([3.2e-5, 0.00419, 2].map((x) => quantity(x, "s"))).toEqual(["32 µs", "4.19 ms", "2 s"]);
   expect([0, 512, 4.2e6].map((x) => quantity(x, "B"))).toEqual(["0 B", "512 B", "4.2 MB"]);
 });
+
+test("ticks of one axis are written alike", () => {
+  expect(ticks([0, 50000, 100000, 150000])).toEqual(["0", "5e4", "1e5", "1.5e5"]);
+  expect(ticks([0, 0.0005, 0.001])).toEqual(["0", "5e−4", "1e−3"]);
+  expect(ticks([0, 5000, 50000])).toEqual(["0", "5000", "50000"]);
+});

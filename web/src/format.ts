@@ -1,5 +1,7 @@
 /** Numbers and words as people read them. */
 
+import type { FindingCounts } from "./wire.gen";
+
 const MINUS = "−";
 const RAISED: Record<string, string> = {
   "-": "⁻",
@@ -19,14 +21,17 @@ function raised(exponent: number): string {
   return [...String(exponent)].map((digit) => RAISED[digit] ?? digit).join("");
 }
 
+/** Magnitudes that are written without a power of ten. */
+const PLAIN: readonly [least: number, most: number] = [1e-3, 1e5];
+
 /** A derived value with four significant digits; NaN means that there is none. */
-export function value(x: number | null | undefined, digits = 4): string {
+export function value(x: number | null | undefined, digits = 4, [least, most] = PLAIN): string {
   if (x === null || x === undefined || Number.isNaN(x)) return "–";
   if (!Number.isFinite(x)) return x > 0 ? "∞" : `${MINUS}∞`;
   if (x === 0) return "0";
   const size = Math.abs(x);
   const sign = x < 0 ? MINUS : "";
-  if (size >= 1e5 || size < 1e-3) {
+  if (size >= most || size < least) {
     const [mantissa = "", exponent = "0"] = size.toExponential(digits - 2).split("e");
     return `${sign}${mantissa.replace(/\.?0+$/, "")}e${exponent.replace("+", "").replace("-", MINUS)}`;
   }
@@ -85,7 +90,12 @@ export function ticks(values: readonly number[], powersOfTwo = false): string[] 
   const raisable = values.every((x) => x === 0 || Math.abs(decade(x) - Math.round(decade(x))) < 1e-9);
   const reach = Math.max(...values.map((x) => (x === 0 ? 0 : Math.abs(decade(x)))));
   const far = (x: number) => raisable && reach >= 2.5 && x !== 0 && Math.abs(decade(x)) >= 1.5;
-  return values.map((x) => (far(x) ? `${x < 0 ? MINUS : ""}10${raised(Math.round(decade(x)))}` : value(x)));
+  // One of them with a power of ten: then its neighbours, too.
+  const powers = values.some((x) => x !== 0 && (Math.abs(x) < PLAIN[0] || Math.abs(x) >= PLAIN[1]));
+  const plain: readonly [number, number] = powers ? [1e-2, 1e3] : PLAIN;
+  return values.map((x) =>
+    far(x) ? `${x < 0 ? MINUS : ""}10${raised(Math.round(decade(x)))}` : value(x, 4, plain),
+  );
 }
 
 const KINDS: Record<string, [short: string, long: string]> = {
@@ -117,6 +127,23 @@ export function shortKind(kind: string): string {
 
 export function longKind(kind: string): string {
   return KINDS[kind]?.[1] ?? kind;
+}
+
+/** How many findings a run has, as a badge shows it and in words; null as long as it is not known. */
+export function problemsOf(
+  findings: FindingCounts | null | undefined,
+): { text: string; told: string; severity: string } | null {
+  if (findings === null || findings === undefined) return null;
+  const { errors, warnings, notes } = findings;
+  const parts = [
+    [errors, "error"],
+    [warnings, "warning"],
+    [notes, "note"],
+  ] as const;
+  const some = parts.filter(([number]) => number > 0);
+  const told = some.map(([number, name]) => `${number} ${name}${number > 1 ? "s" : ""}`);
+  if (some[0] === undefined) return { text: "✔", told: "nothing was found", severity: "healthy" };
+  return { text: `${errors + warnings + notes}`, told: told.join(", "), severity: some[0][1] };
 }
 
 /** The end of a training without its end is not an error of the page: say which. */

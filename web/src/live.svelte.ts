@@ -5,11 +5,14 @@ import type { Change } from "./wire.gen";
 
 const FIRST_WAIT_MS = 400;
 const LONGEST_WAIT_MS = 4000;
+/** What was asked for before the first connection may be old by then; but the first picture comes first. */
+const FIRST_NEWS_MS = 1000;
 
 export class Live {
   connected = $state(false);
   #wait = FIRST_WAIT_MS;
   #closed = false;
+  #connections = 0;
   #socket: WebSocket | null = null;
 
   /** `changed` is called for every change; `connectedAgain` whenever changes may have been missed. */
@@ -31,7 +34,8 @@ export class Live {
     socket.onopen = () => {
       this.connected = true;
       this.#wait = FIRST_WAIT_MS;
-      this.connectedAgain();
+      this.#connections += 1;
+      setTimeout(this.connectedAgain, this.#connections === 1 ? FIRST_NEWS_MS : 0);
     };
     socket.onmessage = (message) => this.changed(JSON.parse(message.data as string) as Change);
     socket.onclose = () => {

@@ -38,4 +38,7 @@ test("labels that would overlap give way to those of groups", () => {
   const rows = heatRows(VIEW, new Set(), "", "output");
   expect([...labelled(rows, 12, 12)]).toEqual([0, 1, 2, 3]);
   expect([...labelled(rows, 4, 12)].sort()).toEqual([0, 3]);
+  const [group, ...others] = rows;
+  const before = [rows[3], group, ...others.slice(0, 2)].flatMap((row) => row ?? []);
+  expect([...labelled(before, 4, 12)]).toEqual([1]);
 });

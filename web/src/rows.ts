@@ -51,14 +51,15 @@ export function closedBelow(view: HeatMapView, depth: number): string[] {
   return keys;
 }
 
-/** Which rows are labelled where there is less than a line for each: groups first, as many as fit. */
+/** Which rows are labelled where there is less than a line for each: outer ones first, groups before others, as many as fit. */
 export function labelled(rows: readonly HeatRow[], rowHeight: number, line: number): ReadonlySet<number> {
   const all = rows.map((_, index) => index);
   if (rowHeight >= line) return new Set(all);
   const apart = Math.ceil(line / rowHeight);
   const taken = new Uint8Array(rows.length);
   const chosen = new Set<number>();
-  for (const index of all.sort((a, b) => (rows[a]?.depth ?? 0) - (rows[b]?.depth ?? 0) || a - b)) {
+  const rank = (index: number) => 2 * (rows[index]?.depth ?? 0) + (rows[index]?.group ? 0 : 1);
+  for (const index of all.sort((a, b) => rank(a) - rank(b) || a - b)) {
     if (taken[index] === 1) continue;
     chosen.add(index);
     taken.fill(1, Math.max(index - apart + 1, 0), index + apart);

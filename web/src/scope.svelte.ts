@@ -31,7 +31,8 @@ export class Scope {
   hover = $state<number | null>(null);
   /** Pixels that the plots and the room beside them have. */
   room = $state(0);
-  bins = $state(96);
+  /** Bins that the histogram over time has room for, 0 before it is laid out. */
+  bins = $state(0);
   /** Room to the left of all plots: the labels of a heat map need more of it. */
   left = $state(LEFT);
   /** Steps that are shown too, though the selected run has none there: those of runs that are compared with it. */
@@ -68,7 +69,8 @@ export class Scope {
     });
     $effect(() => this.#loadRuns());
     $effect(() => this.#loadRun());
-    $effect(() => this.#loadSeries());
+    $effect(() => this.#loadScalar());
+    $effect(() => this.#loadHistogram());
     $effect(() => this.#chooseRun());
     $effect(() => this.#chooseSite());
   }
@@ -189,27 +191,42 @@ export class Scope {
       this.timeline.load(address && `${address}/timeline?${this.screen()}${this.smooth()}`, `${run}`);
   }
 
-  #loadSeries(): void {
-    const series = this.series;
-    void this.#runNews;
-    const { run, stat, axis } = this.selection;
+  #loadScalar(): void {
+    const asked = this.#asked();
+    const stat = this.selection.stat;
     if (this.width === 0) return;
-    if (series === null || run === null || this.selection.view === "tensors") {
-      this.scalar.load(null, "");
-      this.histogram.load(null, "");
-      return;
-    }
-    const address = `api/run/${encodeURIComponent(run)}`;
-    const which = `series=${series.series}&rank=${series.rank}&${this.screen()}`;
-    const identity = `${run}/${series.series}/${series.rank}`;
-    this.scalar.load(
-      `${address}/scalar?${which}&stat=${encodeURIComponent(stat)}${this.smooth()}`,
-      `${identity}/${stat}`,
-    );
-    this.histogram.load(
-      `${address}/histogram?${which}&axis=${axis}&height=${this.bins}`,
-      `${identity}/${axis}`,
-    );
+    if (asked === null) this.scalar.load(null, "");
+    else
+      this.scalar.load(
+        `${asked.address}/scalar?${asked.which}&stat=${encodeURIComponent(stat)}${this.smooth()}`,
+        `${asked.identity}/${stat}`,
+      );
+  }
+
+  #loadHistogram(): void {
+    const asked = this.#asked();
+    const { axis, view } = this.selection;
+    if (this.width === 0) return;
+    if (asked === null) this.histogram.load(null, "");
+    // Where it is drawn, its height is known with the next frame: asking before would be asking twice.
+    else if (this.bins > 0 || view !== "charts")
+      this.histogram.load(
+        `${asked.address}/histogram?${asked.which}&axis=${axis}&height=${this.bins || 96}`,
+        `${asked.identity}/${axis}`,
+      );
+  }
+
+  /** What is asked for of the selected series, null if there is none. */
+  #asked(): { address: string; which: string; identity: string } | null {
+    const series = this.series;
+    const { run, view } = this.selection;
+    void this.#runNews;
+    if (series === null || run === null || view === "tensors") return null;
+    return {
+      address: `api/run/${encodeURIComponent(run)}`,
+      which: `series=${series.series}&rank=${series.rank}&${this.screen()}`,
+      identity: `${run}/${series.series}/${series.rank}`,
+    };
   }
 
   /** Weight of the running mean, for requests of curves. */

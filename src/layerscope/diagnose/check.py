@@ -66,6 +66,22 @@ OTHERS = (
     Rule(("stuck_weights",), stuck_weights, (Kind.WEIGHT,), whole=Kind.WEIGHT),
 )
 
+#: What each rule looks for, in words.
+ABOUT = {
+    "not_finite": "NaN and Inf in any tensor",
+    "loss_not_finite": "a loss that is NaN or infinite",
+    "loss_growing": "a loss that grows",
+    "exploding_gradients": "gradients that grow over time, or from layer to layer",
+    "gradient_spike": "single steps with far larger gradients",
+    "vanishing_gradients": "gradients that shrink from layer to layer",
+    "zero_gradients": "parameters whose gradient is always 0",
+    "update_too_large": "steps too large for their weights",
+    "update_too_small": "steps too small to change their weights",
+    "stuck_weights": "weights that never change",
+    "dead_units": "outputs that are 0, or constant, whatever goes in",
+    "skipped_updates": "updates that are skipped again and again",
+}
+
 #: Signs of one divergence: whichever came first is the cause; of several in one step, the first in this list.
 DIVERGING = (
     "update_too_large",

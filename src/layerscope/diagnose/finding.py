@@ -6,6 +6,12 @@ from dataclasses import dataclass
 from enum import Enum
 
 
+def figure(number: float, digits: int = 3) -> str:
+    """A number in a sentence: 0.0871, 7.36e6, 4.51e-10."""
+    mantissa, e, exponent = f"{number:.{digits}g}".partition("e")
+    return f"{mantissa}{e}{int(exponent)}" if e else mantissa
+
+
 class Severity(str, Enum):
     """How sure a rule is that the training is broken."""
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from layerscope.diagnose.finding import Evidence, Finding, Severity
+from layerscope.diagnose.finding import Evidence, Finding, Severity, figure
 from layerscope.diagnose.recording import BEGINNING, FEWEST_STEPS, Histories, Recording, medians
 from layerscope.records import Floats, Kind, Reading
 
@@ -73,8 +73,9 @@ def _over_depth(recording: Recording, profile: Profile, fall: float) -> Finding:
         kind=profile.kind.value,
         step=int(recording.steps[0]),
         title=f"Gradients {verb} towards {profile.sites[0]!r}",
-        why=f"{profile.what} is {first:.3g} at {profile.sites[0]!r} and {last:.3g} at {profile.sites[-1]!r} (medians "
-        f"over time): over {len(profile.sizes)} layers it changes by a factor of {factor:.2g} per layer.",
+        why=f"{profile.what} is {figure(first)} at {profile.sites[0]!r} and {figure(last)} at {profile.sites[-1]!r} "
+        f"(medians over time): over {len(profile.sizes)} layers it changes by a factor of {figure(factor, 2)} per "
+        "layer.",
         advice=cure,
         evidence=tuple(
             Evidence(site, profile.kind.value, int(recording.steps[-1]), profile.what, float(size))
@@ -168,13 +169,14 @@ def _over_time(found: Histories, column: int, at: int, growth: float, last: floa
     grown = np.nan_to_num(sizes[:, at] / np.maximum(medians(sizes[:, :column]), SMALLEST))
     worst = np.argsort(-grown)[:5]
     place, step = found.places[worst[0]], int(found.steps[column])
-    most = f"most of all in {place.site!r} ({grown[worst[0]]:.3g} times)"
+    most = f"most of all in {place.site!r} ({figure(grown[worst[0]])} times)"
     if last is None:
         rule, title = "gradient_spike", f"A spike of the gradients at step {step}"
-        why = f"The norm of all gradients is {growth:.3g} times the median of the {PAST} recorded steps before, {most}."
+        why = f"The norm of all gradients is {figure(growth)} times the median of the {PAST} recorded steps before, "
+        why += f"{most}."
     else:
         rule, title = "exploding_gradients", "Gradients explode"
-        why = f"From step {step} on the norm of all gradients grows {growth:.3g} times, to {last:.3g}; {most}."
+        why = f"From step {step} on the norm of all gradients grows {figure(growth)} times, to {figure(last)}; {most}."
     return Finding(
         rule=rule,
         severity=Severity.WARNING if last is None else Severity.ERROR,

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from layerscope.diagnose.finding import Evidence, Finding, Severity
+from layerscope.diagnose.finding import Evidence, Finding, Severity, figure
 from layerscope.diagnose.recording import BEGINNING, FEWEST_STEPS, Recording
 
 FEWEST_LOSSES = 2 * FEWEST_STEPS  # a loss is known at every step
@@ -34,8 +34,9 @@ def loss_growing(recording: Recording) -> Iterator[Finding]:
                 kind="kpi",
                 step=onset,
                 title=f"The KPI {name} grows",
-                why=f"{name} was {start:.3g} at the start and is {last:.3g} at the end (medians), {last / start:.3g} "
-                f"times as much; at best it was {values.min():.3g}, at step {steps[values.argmin()]}.",
+                why=f"{name} was {figure(start)} at the start and is {figure(last)} at the end (medians), "
+                f"{figure(last / start)} times as much; at best it was {figure(values.min())}, at step "
+                f"{steps[values.argmin()]}.",
                 advice="Lower the learning rate; check the sign of the loss, and that the gradient is reset every step "
                 "(optimizer.zero_grad()).",
                 evidence=(Evidence("", name, int(steps[-1]), "value", last),),

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from layerscope.diagnose.finding import Evidence, Finding, Severity
+from layerscope.diagnose.finding import Evidence, Finding, Severity, figure
 from layerscope.diagnose.recording import Flags, Recording
 from layerscope.records import Ints, Kind
 from layerscope.store.columns import flags, values
@@ -165,7 +165,8 @@ def loss_not_finite(recording: Recording) -> Iterator[Finding]:
         if not len(bad):
             continue
         first, step = int(bad[0]), int(steps[bad[0]])
-        before = f"; it was {loss[first - 1]:.4g} one step before" if first else ""
+        what = "NaN" if np.isnan(loss[first]) else "infinite"
+        before = f"one step before it was {figure(loss[first - 1], 4)}; " if first else ""
         yield Finding(
             rule="loss_not_finite",
             severity=Severity.ERROR,
@@ -173,8 +174,8 @@ def loss_not_finite(recording: Recording) -> Iterator[Finding]:
             kind="kpi",
             step=step,
             title=f"The KPI {name} is not finite",
-            why=f"{name} is {loss[first]} at step {step}{before}, and in {len(bad)} of {len(loss)} steps.",
-            advice="Record every step up to this one (every=1) with kinds 'output' and 'weight_grad': `check` then "
-            "names the first site that is not finite.",
+            why=f"{name} is {what} at step {step}, {before}{len(bad)} of {len(loss)} steps have no finite one.",
+            advice="Look at the first site that is not finite. If none is named, record every step up to this one "
+            "(every=1) with kinds 'output' and 'weight_grad'.",
             evidence=(Evidence("", name, step, "value", float(loss[first])),),
         )

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from layerscope.diagnose.finding import Finding, Severity
+from layerscope.diagnose.finding import Finding, Severity, figure
 from layerscope.diagnose.recording import FEWEST_STEPS, Flags, Histories, Recording
 from layerscope.records import Floats, Ints, Kind
 
@@ -55,7 +55,7 @@ def _dead(found: Histories, rows: Ints, since: Ints, share: Floats) -> Finding:
         if zeros == 1
         else ("Next to nothing", f"{zeros:.2%} of the elements are 0")
         if zeros
-        else ("One constant", f"all elements are {value:.3g}")
+        else ("One constant", f"all elements are {figure(value)}")
     )
     began = "from the start" if at == 0 else f"since step {found.steps[at]}"
     return Finding(

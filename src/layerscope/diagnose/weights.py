@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from layerscope.diagnose.finding import Finding, Severity
+from layerscope.diagnose.finding import Finding, Severity, figure
 from layerscope.diagnose.gradients import applied
 from layerscope.diagnose.recording import Flags, Histories, Recording, medians
 from layerscope.records import UPDATE_RATIO, Floats, Ints, Kind, Reading
@@ -182,8 +182,8 @@ def _updates(found: Histories, typical: Floats, which: Flags, *, large: bool) ->
         kind=Kind.UPDATE.value,
         step=int(found.steps[onset]),
         title=f"Updates are too {'large' if large else 'small'}: {site!r}{more}",
-        why=f"A step changes {site!r} by {ratio:.2g} of its norm (‖Δw‖/‖w‖, median over time), in {len(rows)} of "
-        f"{len(which)} weights it is out of range; around 1e-3 is usual.",
+        why=f"A step changes {site!r} by {figure(ratio, 2)} of its norm (‖Δw‖/‖w‖, median over time), in {len(rows)} "
+        f"of {len(which)} weights it is out of range; around 1e-3 is usual.",
         advice="Lower the learning rate, or warm it up."
         if large
         else "Raise the learning rate, or check whether gradients arrive at all (a scale that is divided out twice, a "

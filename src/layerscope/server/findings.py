@@ -15,6 +15,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from layerscope.diagnose.check import ABOUT
 from layerscope.diagnose.finding import Diagnosis, Finding, Severity
 from layerscope.errors import LayerscopeError
 from layerscope.records import Floats
@@ -79,6 +80,7 @@ class FindingsView:
     checked: int
     last_step: int | None
     findings: tuple[FindingEntry, ...]
+    looked_for: tuple[str, ...]  # by the rules that were applied to everything
     not_checked: tuple[NotCheckedEntry, ...]
 
 
@@ -166,6 +168,7 @@ def counts_of(diagnosis: Diagnosis) -> FindingCounts:
 def findings_view(name: str, diagnosis: Diagnosis) -> FindingsView:
     """A diagnosis as the page shows it."""
     entries = []
+    lacking = {each.rule for each in diagnosis.not_checked}
     for cause in diagnosis.findings:
         entries.append(_entry(cause, consequence=False))
         entries += [_entry(found, consequence=True) for found in cause.consequences]
@@ -176,6 +179,7 @@ def findings_view(name: str, diagnosis: Diagnosis) -> FindingsView:
         checked=diagnosis.checked,
         last_step=diagnosis.last_step,
         findings=tuple(entries),
+        looked_for=tuple(about for rule, about in ABOUT.items() if rule not in lacking),
         not_checked=tuple(NotCheckedEntry(each.rule, each.reason) for each in diagnosis.not_checked),
     )
 

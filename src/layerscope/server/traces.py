@@ -34,7 +34,6 @@ from layerscope.store.passes import (
     without_collection,
 )
 from layerscope.viz import pass_page as page
-from layerscope.viz.colour import STOPS
 from layerscope.viz.passgraph import PassGraph
 from layerscope.viz.values import ValueView, coarse, cut, value_view
 
@@ -164,7 +163,7 @@ class Traces:
         """A field of operations by part of the graph."""
         field = chosen(request, "field", FIELDS)
         graph = self._asked(opened, request).graph(rolled=_is_rolled(request))
-        return page.PassNumbers(field, *graph.numbers(field), STOPS)
+        return page.PassNumbers(field, *graph.numbers(field))
 
     def operation(self, opened: Opened, name: str, request: Request) -> page.OperationView:
         """Everything known of one operation but its value."""

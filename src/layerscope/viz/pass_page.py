@@ -20,7 +20,6 @@ class PassNumbers:
     name: str
     parts: Floats
     values: Floats
-    stops: tuple[str, ...]  # colours from the lowest to the highest
 
 
 @dataclass(frozen=True, slots=True)

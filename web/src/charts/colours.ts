@@ -45,22 +45,22 @@ const LIGHT: readonly Rgb[] = [
 
 /** Blue and gold on both sides of what is near the ground: told apart with any kind of colour vision. */
 const DARK_DIVERGING: readonly Rgb[] = [
-  [120, 200, 255],
-  [58, 142, 214],
-  [38, 84, 132],
-  [42, 50, 60],
-  [122, 92, 30],
-  [198, 150, 40],
-  [255, 216, 110],
+  [150, 214, 255],
+  [52, 136, 214],
+  [34, 78, 124],
+  [30, 38, 48],
+  [118, 78, 20],
+  [216, 142, 32],
+  [255, 220, 120],
 ];
 const LIGHT_DIVERGING: readonly Rgb[] = [
   [8, 60, 120],
   [40, 115, 180],
   [150, 196, 226],
-  [240, 240, 236],
-  [232, 204, 130],
-  [178, 128, 24],
-  [104, 66, 0],
+  [244, 244, 240],
+  [236, 194, 100],
+  [188, 124, 16],
+  [108, 62, 0],
 ];
 /** The palette of Okabe and Ito; yellow is too bright on white, and black too dark on black. */
 const RUNS = {
@@ -111,8 +111,16 @@ export function palette(theme: "dark" | "light"): Palette {
 
 /** Colours of the ramp as a CSS gradient, for the legend. */
 export function gradient(colours: Uint32Array): string {
-  const stops = [0, 0.2, 0.4, 0.6, 0.8, 1].map((at) => css(colours[Math.round(at * (RAMP_STEPS - 1))] ?? 0));
+  const stops = [0, 1, 2, 3, 4, 5, 6]
+    .map((sixth) => sixth / 6)
+    .map((at) => css(colours[Math.round(at * (RAMP_STEPS - 1))] ?? 0));
   return `linear-gradient(90deg, ${stops.join(", ")})`;
+}
+
+/** `#rrggbb` as the pixels of a canvas hold it. */
+export function packed(colour: string): number {
+  const number = Number.parseInt(colour.replace("#", ""), 16);
+  return ((255 << 24) | ((number & 255) << 16) | (number & 0xff00) | (number >> 16)) >>> 0;
 }
 
 /** A packed colour of a ramp, as CSS has it. */

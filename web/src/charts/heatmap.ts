@@ -169,7 +169,7 @@ class Picture {
       const infinite = (view.pos_inf[column] ?? 0) + (view.neg_inf[column] ?? 0);
       const nan = view.nan[column] ?? 0;
       if (box.badTop !== null && nan + infinite > 0) {
-        context.fillStyle = nan > 0 ? colours.bad : colours.warn;
+        context.fillStyle = nan > 0 ? colours.bad : colours.infinite;
         context.fillRect(x, box.badTop, Math.max(width, 2), STRIP);
       }
       const zeros = view.zeros[column] ?? 0;
@@ -186,10 +186,10 @@ class Picture {
     view.shares.forEach((share, at) => {
       const middle = share === 0.5;
       const value = (column: number) => view.quantiles[column * shares + at] ?? Number.NaN;
-      this.line(value, middle ? 1.8 : 1, [], middle ? 1 : 0.75);
+      this.line(value, middle ? 1.8 : 1, middle ? 1 : 0.75);
     });
-    this.line((column) => view.smallest[column] ?? Number.NaN, 1, [2, 3], 0.6);
-    this.line((column) => view.largest[column] ?? Number.NaN, 1, [2, 3], 0.6);
+    this.outermost(view.smallest);
+    this.outermost(view.largest);
     const edges = view.edges;
     if ((edges[0] ?? 0) < 0 && (edges[this.bins] ?? 0) > 0) {
       context.strokeStyle = colours.text;
@@ -206,8 +206,36 @@ class Picture {
     }
   }
 
-  private line(value: (column: number) => number, width: number, dash: number[], alpha: number): void {
-    const { context, view, colours } = this;
+  /** Dotted, on the ground of the page: the smallest and the largest values. */
+  private outermost(values: Float64Array): void {
+    const { context, colours } = this;
+    this.path((column) => values[column] ?? Number.NaN);
+    context.setLineDash([2, 3]);
+    context.globalAlpha = 0.6;
+    context.strokeStyle = colours.text;
+    context.lineWidth = 1;
+    context.stroke();
+    context.globalAlpha = 1;
+    context.setLineDash([]);
+  }
+
+  /** With a rim: it crosses bright and dark colours. */
+  private line(value: (column: number) => number, width: number, alpha: number): void {
+    const { context, colours } = this;
+    this.path(value);
+    context.globalAlpha = alpha * 0.6;
+    context.strokeStyle = colours.halo;
+    context.lineWidth = width + 1.6;
+    context.stroke();
+    context.globalAlpha = alpha;
+    context.strokeStyle = colours.line;
+    context.lineWidth = width;
+    context.stroke();
+    context.globalAlpha = 1;
+  }
+
+  private path(value: (column: number) => number): void {
+    const { context, view } = this;
     context.beginPath();
     let down = false;
     for (let column = 0; column < view.left.length; column++) {
@@ -223,17 +251,6 @@ class Picture {
       down = true;
     }
     context.lineJoin = "round";
-    context.setLineDash(dash);
-    context.globalAlpha = alpha * 0.6;
-    context.strokeStyle = colours.halo;
-    context.lineWidth = width + 1.6;
-    context.stroke();
-    context.globalAlpha = alpha;
-    context.strokeStyle = colours.line;
-    context.lineWidth = width;
-    context.stroke();
-    context.globalAlpha = 1;
-    context.setLineDash([]);
   }
 
   axes(): void {

@@ -2,19 +2,21 @@
 
 import { value } from "../format";
 import type { ColourScale, HeatMapView } from "../wire.gen";
-import { css, type Palette, RAMP_STEPS } from "./colours";
+import { css, type Palette, packed, RAMP_STEPS } from "./colours";
 import type { Target } from "./heatmap";
 import { RIGHT, type Span, stepTicks, xOf } from "./scale";
 
 export const AXIS = 20;
+/** A logarithmic scale of both signs reaches that many decades down from the largest magnitude. */
+const DECADES = 5;
 
 /** How numbers become colours. */
 export interface Shading {
-  /** Ends of the scale: numbers, or their decimal logarithms. */
+  /** Ends of the scale: numbers, or decimal logarithms of magnitudes. */
   readonly low: number;
   readonly high: number;
   readonly log: boolean;
-  /** Whether the middle of the colours is zero. */
+  /** Whether the middle of the colours is zero; on a logarithmic scale it is every magnitude below the lower end. */
   readonly diverging: boolean;
   /** Whether some numbers lie beyond the ends. */
   readonly cutLow: boolean;
@@ -32,6 +34,11 @@ export interface Sight {
 export function shadingOf(scale: ColourScale, log: boolean, diverging: boolean): Shading | null {
   const { low, high, robust_low, robust_high, abs_low, abs_high } = scale;
   if (low === null || high === null || robust_low === null || robust_high === null) return null;
+  if (diverging && log && abs_low !== null && abs_high !== null) {
+    const to = Math.log10(abs_high);
+    const from = Math.floor(Math.max(Math.log10(abs_low), to - DECADES));
+    return { low: from, high: to, log, diverging, cutLow: false, cutHigh: false };
+  }
   if (diverging || (!log && low < 0 && high > 0)) {
     const most = Math.max(-low, high);
     const usual = Math.max(-robust_low, robust_high) || most || 1;
@@ -55,25 +62,27 @@ export function shadingOf(scale: ColourScale, log: boolean, diverging: boolean):
   return { low: from, high: to, log: false, diverging: false, cutLow: low < from, cutHigh: high > to };
 }
 
+/** The numbers at the ends of the colours. */
+export function endsOf({ low, high, log, diverging }: Shading): [least: number, most: number] {
+  if (!log) return [low, high];
+  return [diverging ? -(10 ** high) : 10 ** low, 10 ** high];
+}
+
 /** A colour for each number; 0, which is transparent, where there is none. */
 export function painter(shading: Shading | null, colours: Palette): (x: number) => number {
   const [nan, infinite] = [packed(colours.bad), packed(colours.infinite)];
   const ramp = shading?.diverging ? colours.diverging : colours.ramp;
-  const { low, high, log } = shading ?? { low: 0, high: 1, log: false };
+  const { low, high, log, diverging } = shading ?? { low: 0, high: 1, log: false, diverging: false };
   const factor = RAMP_STEPS / (high - low);
+  const middle = RAMP_STEPS / 2;
+  const colourAt = (at: number) => ramp[at <= 0 ? 0 : at >= RAMP_STEPS ? RAMP_STEPS - 1 : at | 0] ?? 0;
   return (x) => {
     if (Number.isNaN(x)) return nan;
     if (x === Number.POSITIVE_INFINITY) return infinite;
     if (x === Number.NEGATIVE_INFINITY) return 0;
     const at = ((log ? Math.log10(x < 0 ? -x : x) : x) - low) * factor;
-    return ramp[at <= 0 ? 0 : at >= RAMP_STEPS ? RAMP_STEPS - 1 : at | 0] ?? 0;
+    return colourAt(log && diverging ? middle + (Math.sign(x) * Math.max(at, 0)) / 2 : at);
   };
-}
-
-/** `#rrggbb` as the pixels of a canvas hold it. */
-function packed(colour: string): number {
-  const number = Number.parseInt(colour.replace("#", ""), 16);
-  return ((255 << 24) | ((number & 255) << 16) | (number & 0xff00) | (number >> 16)) >>> 0;
 }
 
 export function drawMatrix(
@@ -145,14 +154,14 @@ export function drawNames(
 
 function scaleBar(context: CanvasRenderingContext2D, shading: Shading, y: number, colours: Palette): void {
   const ramp = shading.diverging ? colours.diverging : colours.ramp;
-  const told = (x: number) => value(shading.log ? 10 ** x : x, 3);
+  const [least, most] = endsOf(shading);
   context.fillStyle = colours.muted;
   context.textBaseline = "middle";
   context.textAlign = "left";
-  const low = told(shading.low);
+  const low = value(least, 3);
   context.fillText(low, 8, y);
   const from = 14 + context.measureText(low).width;
-  context.fillText(told(shading.high), from + 70, y);
+  context.fillText(value(most, 3), from + 70, y);
   for (let at = 0; at < 64; at++) {
     context.fillStyle = css(ramp[Math.round((at / 63) * (RAMP_STEPS - 1))] ?? 0);
     context.fillRect(from + at, y - 5, 1, 10);

@@ -34,6 +34,16 @@ export function panned(camera: Camera, dx: number, dy: number): Camera {
   return { ...camera, x: camera.x - dx / camera.scale, y: camera.y - dy / camera.scale };
 }
 
+/** Moved to have a box in the middle, if it is not in sight. */
+export function centring(camera: Camera, box: Rect, width: number, height: number): Camera {
+  const { x, y, scale } = revealing(camera, box, width, height);
+  return {
+    scale,
+    x: x === camera.x ? x : box.x + box.width / 2 - width / scale / 2,
+    y: y === camera.y ? y : box.y + box.height / 2 - height / scale / 2,
+  };
+}
+
 /** Moved as little as needed to have a box in sight. */
 export function revealing(camera: Camera, box: Rect, width: number, height: number): Camera {
   const margin = 24 / camera.scale;

@@ -417,8 +417,8 @@ class Drawing {
     context.lineTo(x - r, y + r * 0.75);
     context.closePath();
     context.fillStyle = look.bad;
-    context.strokeStyle = look.groups[0];
-    context.lineWidth = 1.5;
+    context.strokeStyle = look.text; // a part that holds NaN has the same red
+    context.lineWidth = 1.2;
     context.fill();
     context.stroke();
   }

@@ -1,6 +1,6 @@
 /** Numbers of parts → colours. */
 
-import { css, type Palette, RAMP_STEPS } from "../charts/colours";
+import { css, type Palette, packed, palette, RAMP_STEPS } from "../charts/colours";
 import type { PartNumbers } from "../wire.gen";
 
 export interface Tints {
@@ -10,9 +10,12 @@ export interface Tints {
 }
 
 export function tintsOf(theme: "dark" | "light"): Tints {
-  return theme === "dark"
-    ? { nan: "rgb(204 121 167)", infinite: "rgb(213 94 0)", missing: "rgb(50 58 68)" }
-    : { nan: "rgb(204 121 167)", infinite: "rgb(230 120 20)", missing: "rgb(176 184 194)" };
+  const { bad, infinite } = palette(theme);
+  return {
+    nan: css(packed(bad)),
+    infinite: css(packed(infinite)),
+    missing: theme === "dark" ? "rgb(50 58 68)" : "rgb(176 184 194)",
+  };
 }
 
 /** The colour of each part that has a number. */

@@ -16,6 +16,23 @@ export function boxOf(view: DependencyView, node: number): Rect {
   return { x, y, width, height };
 }
 
+/** What some graphs fill. */
+export function extentOf(views: readonly DependencyView[]): Rect {
+  const boxes = views.flatMap((view) => view.names.map((_, node) => boxOf(view, node)));
+  if (boxes.length === 0) return { x: 0, y: 0, width: 0, height: 0 };
+  return around(boxes);
+}
+
+/** The smallest box around some. */
+export function around(boxes: readonly Rect[]): Rect {
+  const [x, y] = [Math.min(...boxes.map((box) => box.x)), Math.min(...boxes.map((box) => box.y))];
+  const [right, bottom] = [
+    Math.max(...boxes.map((box) => box.x + box.width)),
+    Math.max(...boxes.map((box) => box.y + box.height)),
+  ];
+  return { x, y, width: right - x, height: bottom - y };
+}
+
 /** Where a node of this iteration is among the nodes; −1 if it is not. */
 export function placeOf(view: DependencyView, name: string): number {
   return view.names.findIndex((other, node) => other === name && view.back[node] === 0);

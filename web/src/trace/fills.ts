@@ -1,5 +1,6 @@
 /** Colours of the parts of a trace: by role, or by a number. */
 
+import { css, RAMP_STEPS } from "../charts/colours";
 import type { Scene } from "../graph/scene";
 import type { PassNumbers } from "../wire.gen";
 
@@ -26,6 +27,13 @@ const ROLES: Readonly<Record<Theme, Readonly<Record<string, string>>>> = {
     section: "rgb(48 44 84)",
   },
 };
+
+/** Numbers that can colour the parts. */
+export const NUMBERS = [
+  { name: "elapsed_s", text: "time", unit: "s" },
+  { name: "flops", text: "FLOPs", unit: "FLOPs" },
+  { name: "size_bytes", text: "memory", unit: "B" },
+] as const;
 
 export const LEGEND: readonly (readonly [role: string, text: string])[] = [
   ["input", "input"],
@@ -64,16 +72,9 @@ export function numbersOf(view: PassNumbers | null): ReadonlyMap<number, number>
   return new Map([...(view?.parts ?? [])].map((part, at) => [part, view?.values[at] ?? 0]));
 }
 
-export function shade(x: number, scale: Scale, stops: readonly string[]): string {
+export function shade(x: number, scale: Scale, ramp: Uint32Array): string {
   const place = (value: number) => (scale.isLog ? Math.log(Math.max(value, scale.low)) : value);
   const width = place(scale.high) - place(scale.low);
   const share = width > 0 ? Math.min(Math.max((place(x) - place(scale.low)) / width, 0), 1) : 0.5;
-  const at = share * (stops.length - 1);
-  const below = Math.min(Math.floor(at), stops.length - 2);
-  const [a, b] = [channels(stops[below] ?? ""), channels(stops[below + 1] ?? "")];
-  return `rgb(${a.map((part, which) => Math.round(part + (at - below) * ((b[which] ?? 0) - part))).join(" ")})`;
-}
-
-function channels(hex: string): number[] {
-  return [1, 3, 5].map((at) => Number.parseInt(hex.slice(at, at + 2), 16));
+  return css(ramp[Math.round(share * (RAMP_STEPS - 1))] ?? 0);
 }

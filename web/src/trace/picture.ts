@@ -1,30 +1,10 @@
 /** Draws a tensor. The server says what each cell holds; this file only colours it. */
 
+import { type Palette, packed, RAMP_STEPS } from "../charts/colours";
 import { value as worded } from "../format";
 import type { ValueView } from "../wire.gen";
 
 type Rgb = readonly [number, number, number];
-type Theme = "dark" | "light";
-
-/** From the lowest over zero to the highest; told apart with any kind of colour vision. */
-const DIVERGING: Readonly<Record<Theme, readonly Rgb[]>> = {
-  dark: [
-    [150, 214, 255],
-    [52, 136, 214],
-    [24, 32, 42],
-    [222, 120, 32],
-    [255, 214, 150],
-  ],
-  light: [
-    [8, 48, 107],
-    [92, 156, 204],
-    [247, 247, 247],
-    [230, 140, 60],
-    [122, 45, 4],
-  ],
-};
-export const NAN = "#e01fd4";
-export const INFINITE = "#8fce00";
 
 const GAP = 4;
 const FINE = 40; // width of a cell that has room for its number
@@ -68,28 +48,38 @@ export function layoutOf(view: ValueView, width: number): Layout {
   };
 }
 
-export function drawValue(canvas: HTMLCanvasElement, view: ValueView, layout: Layout, theme: Theme): void {
+export function drawValue(
+  canvas: HTMLCanvasElement,
+  view: ValueView,
+  layout: Layout,
+  colours: Palette,
+): void {
   const ratio = devicePixelRatio || 1;
   canvas.width = Math.max(Math.round(layout.width * ratio), 1);
   canvas.height = Math.max(Math.round(layout.height * ratio), 1);
   const context = canvas.getContext("2d");
   if (context === null) return;
   context.scale(ratio, ratio);
-  if (view.picture === "line") drawLine(context, view, layout, theme);
-  else drawTiles(context, view, layout, theme);
+  if (view.picture === "line") drawLine(context, view, layout, colours);
+  else drawTiles(context, view, layout, colours);
 }
 
-function drawTiles(context: CanvasRenderingContext2D, view: ValueView, layout: Layout, theme: Theme): void {
+function drawTiles(
+  context: CanvasRenderingContext2D,
+  view: ValueView,
+  layout: Layout,
+  colours: Palette,
+): void {
   const shown = view.picture === "image" ? 1 : view.tiles;
   context.imageSmoothingEnabled = false;
   for (let tile = 0; tile < shown; tile++) {
     const [x, y] = corner(layout, tile);
-    const small = pixels(view, tile, theme);
+    const small = pixels(view, tile, colours);
     context.drawImage(small, x, y, layout.tileWidth, layout.tileHeight);
   }
   const [wide, high] = [layout.tileWidth / view.columns, layout.tileHeight / view.rows];
   if (shown === 1 && view.picture !== "image" && wide >= FINE && high >= 14)
-    numbers(context, view, wide, high, theme);
+    numbers(context, view, wide, high, colours);
 }
 
 function corner(layout: Layout, tile: number): [number, number] {
@@ -97,11 +87,12 @@ function corner(layout: Layout, tile: number): [number, number] {
   return [column * (layout.tileWidth + GAP), row * (layout.tileHeight + GAP)];
 }
 
-function pixels(view: ValueView, tile: number, theme: Theme): OffscreenCanvas {
+function pixels(view: ValueView, tile: number, colours: Palette): OffscreenCanvas {
   const { rows, columns } = view;
   const image = new ImageData(columns, rows);
   const size = rows * columns;
-  const paint = view.picture === "image" ? imagePainter(view) : tensorPainter(view, theme, tile * size);
+  const paint =
+    view.picture === "image" ? imagePainter(view, colours) : tensorPainter(view, colours, tile * size);
   for (let at = 0; at < size; at++) {
     const [red, green, blue] = paint(at);
     image.data.set([red, green, blue, 255], 4 * at);
@@ -111,20 +102,20 @@ function pixels(view: ValueView, tile: number, theme: Theme): OffscreenCanvas {
   return small;
 }
 
-function tensorPainter(view: ValueView, theme: Theme, from: number): (at: number) => Rgb {
+function tensorPainter(view: ValueView, colours: Palette, from: number): (at: number) => Rgb {
   const most = reach(view);
-  return (at) => colourOf(view.cells[from + at] ?? 0, most, theme);
+  return (at) => colourOf(view.cells[from + at] ?? 0, most, colours);
 }
 
 /** The lowest element that is shown is black, the highest white or a full colour. */
-function imagePainter(view: ValueView): (at: number) => Rgb {
+function imagePainter(view: ValueView, colours: Palette): (at: number) => Rgb {
   const size = view.rows * view.columns;
   const [low = 0, high = 1] = view.range;
   const channel = (at: number): number => (255 * ((view.cells[at] ?? 0) - low)) / (high - low || 1);
   return (at) => {
     const odd = [0, 1, 2].map((which) => view.cells[at + (view.tiles === 3 ? which : 0) * size] ?? 0);
-    if (odd.some(Number.isNaN)) return rgb(NAN);
-    if (odd.some((x) => !Number.isFinite(x))) return rgb(INFINITE);
+    if (odd.some(Number.isNaN)) return unpacked(packed(colours.bad));
+    if (odd.some((x) => !Number.isFinite(x))) return unpacked(packed(colours.infinite));
     return view.tiles === 3
       ? [channel(at), channel(at + size), channel(at + 2 * size)]
       : [channel(at), channel(at), channel(at)];
@@ -137,24 +128,15 @@ export function reach(view: ValueView): number {
   return Math.max(Math.abs(low), Math.abs(high)) || 1;
 }
 
-export function colourOf(x: number, most: number, theme: Theme): Rgb {
-  if (Number.isNaN(x)) return rgb(NAN);
-  if (!Number.isFinite(x)) return rgb(INFINITE);
-  const stops = DIVERGING[theme];
-  const at = Math.min(Math.max((x / most + 1) / 2, 0), 1) * (stops.length - 1);
-  const low = Math.min(Math.floor(at), stops.length - 2);
-  const [a, b] = [stops[low] ?? [0, 0, 0], stops[low + 1] ?? [0, 0, 0]];
-  const mixed = a.map((part, which) => Math.round(part + (at - low) * ((b[which] ?? 0) - part)));
-  return [mixed[0] ?? 0, mixed[1] ?? 0, mixed[2] ?? 0];
+export function colourOf(x: number, most: number, colours: Palette): Rgb {
+  if (Number.isNaN(x)) return unpacked(packed(colours.bad));
+  if (!Number.isFinite(x)) return unpacked(packed(colours.infinite));
+  const share = Math.min(Math.max((x / most + 1) / 2, 0), 1);
+  return unpacked(colours.diverging[Math.round(share * (RAMP_STEPS - 1))] ?? 0);
 }
 
-function rgb(hex: string): Rgb {
-  const [red, green, blue] = [1, 3, 5].map((at) => Number.parseInt(hex.slice(at, at + 2), 16));
-  return [red ?? 0, green ?? 0, blue ?? 0];
-}
-
-export function gradientOf(theme: Theme): string {
-  return `linear-gradient(90deg, ${DIVERGING[theme].map((stop) => `rgb(${stop.join(" ")})`).join(", ")})`;
+function unpacked(colour: number): Rgb {
+  return [colour & 255, (colour >> 8) & 255, (colour >> 16) & 255];
 }
 
 function numbers(
@@ -162,21 +144,26 @@ function numbers(
   view: ValueView,
   wide: number,
   high: number,
-  theme: Theme,
+  colours: Palette,
 ): void {
   context.font = "10.5px ui-monospace, 'DejaVu Sans Mono', monospace";
   context.textAlign = "center";
   context.textBaseline = "middle";
   for (let at = 0; at < view.rows * view.columns; at++) {
     const x = view.cells[at] ?? 0;
-    const [red, green, blue] = colourOf(x, reach(view), theme);
+    const [red, green, blue] = colourOf(x, reach(view), colours);
     context.fillStyle = 0.3 * red + 0.59 * green + 0.11 * blue > 140 ? "#000000" : "#ffffff";
     const text = Number.isNaN(x) ? "NaN" : worded(x, 3);
     context.fillText(text, ((at % view.columns) + 0.5) * wide, (Math.floor(at / view.columns) + 0.5) * high);
   }
 }
 
-function drawLine(context: CanvasRenderingContext2D, view: ValueView, layout: Layout, theme: Theme): void {
+function drawLine(
+  context: CanvasRenderingContext2D,
+  view: ValueView,
+  layout: Layout,
+  colours: Palette,
+): void {
   const [low = 0, high = 0] = view.range;
   const [bottom, top] = [Math.min(low, 0), Math.max(high, 0)];
   const y = (x: number) => 4 + ((layout.height - 8) * (top - x)) / (top - bottom || 1);
@@ -185,11 +172,11 @@ function drawLine(context: CanvasRenderingContext2D, view: ValueView, layout: La
   for (let at = 0; at < view.columns; at++) {
     const x = view.cells[at] ?? 0;
     if (!Number.isFinite(x)) {
-      context.fillStyle = Number.isNaN(x) ? NAN : INFINITE;
+      context.fillStyle = Number.isNaN(x) ? colours.bad : colours.infinite;
       context.fillRect(at * step, 0, Math.max(step, 1), layout.height);
       continue;
     }
-    context.fillStyle = `rgb(${colourOf(x > 0 ? reach(view) * 0.6 : -reach(view) * 0.6, reach(view), theme).join(" ")})`;
+    context.fillStyle = `rgb(${colourOf(x > 0 ? reach(view) * 0.6 : -reach(view) * 0.6, reach(view), colours).join(" ")})`;
     const from = y(isBars ? Math.min(view.low[at] ?? 0, 0) : (view.low[at] ?? 0));
     const to = y(isBars ? Math.max(view.high[at] ?? 0, 0) : (view.high[at] ?? 0));
     context.fillRect(
@@ -199,7 +186,7 @@ function drawLine(context: CanvasRenderingContext2D, view: ValueView, layout: La
       from - to + 1,
     );
   }
-  context.fillStyle = theme === "dark" ? "#93a1b1" : "#566373";
+  context.fillStyle = colours.muted;
   context.fillRect(0, y(0), layout.width, 1);
 }
 

@@ -1,0 +1,68 @@
+/** Draws the histogram of one tensor at one step, on an axis that it shares with others. */
+
+import { ticks } from "../format";
+import type { HistogramsView, StepHistogram } from "../wire.gen";
+import type { Palette } from "./colours";
+import type { Target } from "./heatmap";
+import type { Cell } from "./keep";
+import { placeOf } from "./scale";
+
+const AXIS = 18;
+
+/** The most elements in one bin: each histogram is as high as its place, whatever its width. */
+export function mostOf(run: StepHistogram): number {
+  return run.counts.reduce((a, b) => Math.max(a, b), 0);
+}
+
+/** `kept`: with the numbers of the axis, which stand once below all histograms on the page. */
+export function drawHistogram(
+  { canvas, width, height, ratio }: Target,
+  view: HistogramsView,
+  run: StepHistogram,
+  colour: string,
+  colours: Palette,
+  kept: boolean,
+): void {
+  canvas.width = Math.round(width * ratio);
+  canvas.height = Math.round((height + (kept ? AXIS : 0)) * ratio);
+  const context = canvas.getContext("2d");
+  if (context === null) return;
+  context.scale(ratio, ratio);
+  const bin = width / (view.edges.length - 1);
+  const texts = ticks(Array.from(view.ticks), view.axis === "log");
+  context.font = colours.font;
+  context.textAlign = "center";
+  context.textBaseline = "bottom";
+  context.lineWidth = 1;
+  view.ticks.forEach((x, at) => {
+    const place = Math.round(placeOf(x, view.edges) * bin) + 0.5;
+    context.strokeStyle = x === 0 ? colours.muted : colours.grid;
+    context.setLineDash(x === 0 ? [5, 4] : []);
+    context.beginPath();
+    context.moveTo(place, 0);
+    context.lineTo(place, height);
+    context.stroke();
+    context.fillStyle = colours.muted;
+    if (kept) context.fillText(texts[at] ?? "", place, height + AXIS - 2);
+  });
+  context.setLineDash([]);
+  context.fillStyle = colour;
+  context.globalAlpha = 0.8;
+  context.beginPath();
+  context.moveTo(0, height);
+  run.counts.forEach((counted, at) => {
+    const y = height * (1 - counted / (mostOf(run) || 1));
+    context.lineTo(at * bin, y);
+    context.lineTo((at + 1) * bin, y);
+  });
+  context.lineTo(width, height);
+  context.closePath();
+  context.fill();
+  context.globalAlpha = 1;
+}
+
+/** The bins as a table. */
+export function binTable(view: HistogramsView, run: StepHistogram): readonly (readonly Cell[])[] {
+  const bins = Array.from(run.counts, (counted, at) => [view.edges[at], view.edges[at + 1], counted]);
+  return [["from", "to", "elements"], ...bins];
+}
