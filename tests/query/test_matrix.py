@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from layerscope.query.matrix import INF, MISSING, NAN, VALUE, Matrix, Question, matrix
+from layerscope.query.matrix import INF, MISSING, NAN, VALUE, Matrix, Question, laid_out, matrix
 from layerscope.query.run import Run
 from layerscope.records import Extras, Kind, Mode, Reading, Series
 from layerscope.store.compact import compact
@@ -90,3 +90,47 @@ def test_a_tensor_that_is_another_ones_alias_has_its_numbers(tmp_path: Path) -> 
     sink.put(made)
     sink.close()
     assert cell(matrix(Run(tmp_path / "run").reader, Question("input", "rms")), "b", 0) == (4.0, VALUE)
+
+
+def test_one_layout_serves_every_statistic(run: Run) -> None:
+    laid = laid_out(run.reader, Question("output", "rms"))
+    for stat in ("rms", "std", "kurtosis", "nan", "max"):
+        kept, anew = (
+            matrix(run.reader, Question("output", stat), lambda: laid),
+            matrix(run.reader, Question("output", stat)),
+        )
+        assert (kept.tensors, kept.steps.tolist()) == (anew.tensors, anew.steps.tolist())
+        np.testing.assert_array_equal(kept.values, anew.values)
+        np.testing.assert_array_equal(kept.states, anew.states)
+    assert 0 < laid.nbytes < 10_000
+
+
+def test_a_layout_stays_that_of_its_time_while_the_run_grows_and_is_compacted(tmp_path: Path) -> None:
+    sink = FolderSink(create(tmp_path / "run"), compact=False)
+    number = sink.series_id(series("a"))
+    reader = Run(tmp_path / "run").reader
+    for step in (0, 1):
+        sink.put(summaries(step, [number], [np.full(50, step + 1.0)]))
+    assert sink.flush()
+    laid = laid_out(reader, Question("output", "mean"))
+    sink.put(summaries(2, [number], [np.full(50, 3.0)]))
+    sink.close()
+    for _ in range(2):
+        kept = matrix(reader, Question("output", "mean"), lambda: laid)
+        assert (kept.steps.tolist(), kept.values[:, 0].tolist()) == ([0, 1], [1.0, 2.0])
+        assert matrix(reader, Question("output", "mean")).values[:, 0].tolist() == [1.0, 2.0, 3.0]
+        compact(tmp_path / "run")
+
+
+def test_rows_of_two_data_types_and_of_two_sessions_for_one_step_are_one_cell(tmp_path: Path) -> None:
+    for session in (1, 2):
+        sink = FolderSink(create(tmp_path / "run", resume=session == 2))
+        wide, narrow = sink.series_id(series("a")), sink.series_id(series("a", dtype="float16"))
+        other = sink.series_id(series("b"))
+        tensors = [np.full(50, 10.0 * session + at) for at in range(3)]
+        sink.put(summaries(session, [wide, narrow, other], tensors))
+        sink.put(summaries(2, [other], tensors[2:])) if session == 1 else None
+        sink.close()
+        compact(tmp_path / "run")
+    found = matrix(Run(tmp_path / "run").reader, Question("output", "mean"))
+    assert found.values.tolist() == [[11.0, 12.0], [21.0, 22.0]]

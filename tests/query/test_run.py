@@ -171,7 +171,8 @@ def test_a_history_has_statistics_and_bit_counts_of_every_step(watched: Watched)
     ]
     history = watched.run.history(number)
     assert history.steps.tolist() == list(range(STEPS))
-    assert np.bincount(history.bits.row, history.bits.counts).tolist() == [64.0] * STEPS
+    bits = history.bits.decoded()
+    assert np.bincount(bits.row, bits.counts).tolist() == [64.0] * STEPS
     assert history.stat("count").tolist() == [64.0] * STEPS
 
 

@@ -57,3 +57,23 @@ def test_a_run_that_vanished_is_not_kept_open(tmp_path: Path) -> None:
     shutil.move(tmp_path / "second", run)
     assert catalogue.open("first") is not before
     catalogue.close()
+
+
+def test_a_catalogue_that_was_warmed_up_has_the_first_history_at_hand(tmp_path: Path) -> None:
+    write_run(tmp_path / "first", steps=2)
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "run.json").write_text("{")
+    catalogue = Catalogue(tmp_path)
+    catalogue.warm_up().result(timeout=60)
+    opened = catalogue.open("first")
+    ((series, rank),) = opened.histories
+    kept = opened.histories[series, rank][1]
+    assert opened.history(series, rank) is kept
+    catalogue.close()
+
+
+def test_a_folder_without_runs_is_nothing_to_warm_up(tmp_path: Path) -> None:
+    for folder in (tmp_path, tmp_path / "gone"):
+        catalogue = Catalogue(folder)
+        assert catalogue.warm_up().result(timeout=60) is None
+        catalogue.close()

@@ -22,17 +22,23 @@ def moments_of(values: list[Floats]) -> Floats:
     return np.stack([reference.summarize(v, spec.SMALLEST_NORMAL["float64"]).moments for v in values])
 
 
-def rows_of(values: list[Floats]) -> derive.BitRows:
-    """Decoded bit-counts of several arrays, clipped to their extremes."""
+def stored_rows(values: list[Floats]) -> derive.EncodedRows:
+    """The bit-counts of several arrays as they are stored."""
     summaries = [reference.summarize(v, spec.SMALLEST_NORMAL["float64"]) for v in values]
     encoded = [spec.encode(summary.bits) for summary in summaries]
-    bits = derive.decode_bits(
+    moments = np.stack([summary.moments for summary in summaries])
+    return derive.EncodedRows(
         np.array([summary.bits.m for summary in summaries], np.uint8),
         np.cumsum([0, *map(len, encoded)]),
         np.frombuffer(b"".join(encoded), np.uint8),
+        np.ascontiguousarray(moments[:, spec.COLUMN["min"]]),
+        np.ascontiguousarray(moments[:, spec.COLUMN["max"]]),
     )
-    moments = np.stack([summary.moments for summary in summaries])
-    return derive.clip(bits, moments[:, spec.COLUMN["min"]], moments[:, spec.COLUMN["max"]])
+
+
+def rows_of(values: list[Floats]) -> derive.BitRows:
+    """Decoded bit-counts of several arrays, clipped to their extremes."""
+    return stored_rows(values).decoded()
 
 
 def statistic(name: str, values: Floats) -> float:
@@ -207,3 +213,50 @@ def test_equal_elements_have_no_spread_and_no_shape() -> None:
 def test_the_norm_of_nothing_finite_is_unknown() -> None:
     moments = reference.summarize(np.full(10, np.nan), 2.0**-126).moments
     assert np.isnan(derive.statistic("norm", lambda name: moments[[spec.COLUMN[name]]])[0])
+
+
+def assert_same(bits: derive.BitRows, plain: derive.BitRows) -> None:
+    assert bits.rows == plain.rows
+    for column, wanted in zip(bits.columns, plain.columns, strict=True):
+        np.testing.assert_array_equal(column, wanted, strict=True)
+
+
+@pytest.mark.skipif(derive.kernel is None, reason="there is no compiled kernel to compare with numpy")
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16"])
+@given(data=st.data())
+@settings(max_examples=60, deadline=None)
+def test_the_kernel_gives_what_numpy_gives(dtype: str, data: st.DataObject) -> None:
+    values = [load(data.draw(arrays(dtype)), dtype) for _ in range(data.draw(st.integers(1, 9)))]
+    stored = stored_rows(values)
+    starts = np.array(sorted(data.draw(st.sets(st.integers(0, len(values)), min_size=2))))
+    bits = stored.decoded(starts)
+    zeros = np.add.reduceat(np.append([np.count_nonzero(v == 0) for v in values], 0.0), starts)[:-1]
+    edges = np.linspace(-3.0, 7.0, data.draw(st.integers(1, 30)))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(derive, "kernel", None)
+        plain = stored.decoded(starts)
+        below, quantiles = derive.cumulative(plain, edges), derive.quantiles(plain, zeros, SHARES)
+    assert_same(bits, plain)
+    with np.errstate(over="ignore", invalid="ignore"):
+        np.testing.assert_allclose(derive.cumulative(bits, edges), below, rtol=1e-14)
+        np.testing.assert_allclose(derive.quantiles(bits, zeros, SHARES), quantiles, rtol=1e-14)
+
+
+@given(data=st.data())
+@settings(max_examples=60, deadline=None)
+def test_quantiles_of_all_rows_together_are_those_of_one_row_that_is_sorted(data: st.DataObject) -> None:
+    bits = rows_of([load(data.draw(arrays("float64")), "float64") for _ in range(data.draw(st.integers(1, 9)))])
+    zeros = float(data.draw(st.integers(0, 3000)))
+    if len(bits.row) + zeros == 0:
+        return
+    shares = np.array([0.001, 0.05, 0.5, 0.999, 1.0])
+    for of_magnitudes in (False, True):
+        order = np.argsort(bits.low, kind="stable")
+        low, high = (ends[order] for ends in (derive.magnitudes_of(bits) if of_magnitudes else (bits.low, bits.high)))
+        then = np.argsort(low, kind="stable")
+        counts, exponent = bits.counts[order][then], bits.exponent[order][then]
+        whole = derive.BitRows(1, np.zeros(len(low), np.int64), low[then], high[then], counts, exponent)
+        with np.errstate(over="ignore", invalid="ignore"):
+            wanted = derive.quantiles(whole, np.array([zeros]), shares)[0]
+            found = derive.pooled_quantiles(bits, zeros, shares, of_magnitudes=of_magnitudes)
+        np.testing.assert_allclose(found, wanted, rtol=1e-14)

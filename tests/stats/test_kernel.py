@@ -17,7 +17,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from layerscope.stats import kernel, reference, spec
-from layerscope.stats.formats import BYTES, STORED
+from layerscope.stats.formats import BYTES, STORED, WORDS
+from layerscope.stats.rows import RowArena
 from tests.stats.arrays import (
     FLOATING,
     Stored,
@@ -271,6 +272,27 @@ def test_wrong_arguments_of_the_kernel_raise() -> None:
         kernel.Arena().add(0, 1, 99)
     with pytest.raises(ValueError, match="-1 elements"):
         kernel.Arena().add(0, -1, 0)
+
+
+@pytest.mark.skipif(not kernel.COMPILED, reason="the kernel is not compiled")
+def test_one_look_gives_what_several_give(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernel, "_FIRST_ROWS", 2)  # so that the arena grows
+    together, apart, rows = kernel.Arena(), kernel.Arena(), RowArena()
+    for dtype in WORDS:
+        stored = np.random.default_rng(0).integers(0, 100, 600).astype("uint16" if dtype == "bfloat16" else dtype)
+        address, count, number = stored.ctypes.data, stored.size, kernel.format_number(dtype)
+        before, _ = rows.add(address, count, number, 12)
+        first, batch, *at = rows.reserve(12)
+        copy = np.zeros_like(stored)
+        row = together.take([address, count, number], 1, 12, *at, copy.ctypes.data, 7 * stored.itemsize)
+        assert row == apart.add(address, count, number)
+        assert copy.tolist() == [*stored[:7], *np.zeros(593)]
+        np.testing.assert_array_equal(rows.numbers[first : first + 12], rows.numbers[before : before + 12])
+        np.testing.assert_array_equal(rows.over[batch], rows.over[batch - 1])
+    for one, other in zip(together.drain(), apart.drain(), strict=True):
+        np.testing.assert_array_equal(one, other)
+    with pytest.raises(ValueError, match="bytes"):
+        together.take([copy.ctypes.data, 4, kernel.format_number("int8")], 1, 2, 0, 0, 0, 0)
 
 
 def test_the_reference_reads_strided_arrays() -> None:

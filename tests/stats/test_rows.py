@@ -43,10 +43,15 @@ def expected(x: npt.NDArray[np.float32]) -> Floats:
     return np.stack([known[name] for name in SAMPLE_STATISTICS], 1)
 
 
+def numbers(arena: rows.RowArena, x: torch.Tensor) -> Floats:
+    first, _ = sample_statistics(arena, x, 0)
+    return arena.numbers[first : first + len(x)]
+
+
 @pytest.mark.parametrize("columns", COLUMNS)
 def test_statistics_of_a_sample_are_those_of_its_finite_values(arena: rows.RowArena, columns: int) -> None:
     x = holed(columns)
-    found = sample_statistics(arena, torch.from_numpy(x), 0)
+    found = numbers(arena, torch.from_numpy(x))
     assert np.allclose(found, expected(x), rtol=1e-9, equal_nan=True)
     assert np.isnan(found[5]).all()
 
@@ -56,8 +61,28 @@ def test_every_format_has_statistics_of_its_samples(arena: rows.RowArena, dtype:
     x = torch.from_numpy(holed(100)).nan_to_num(posinf=float("inf"), neginf=float("-inf")) / 1e3
     x = x.nan_to_num(0, 1, 1) if not dtype.is_floating_point else x
     x = x.to(dtype)
-    found = sample_statistics(arena, x, 0)
+    found = numbers(arena, x)
     assert np.allclose(found, expected(x.float().numpy()), rtol=1e-9, atol=1e-7, equal_nan=True)
+
+
+@pytest.mark.parametrize("columns", COLUMNS)
+def test_statistics_over_the_batch_are_those_of_its_samples(arena: rows.RowArena, columns: int) -> None:
+    for x in (holed(columns), holed(columns)[:1], np.zeros((3, 0), np.float32)):
+        first, batch = sample_statistics(arena, torch.from_numpy(x), 0)
+        each = arena.numbers[first : first + len(x)]
+        over = np.stack((each.mean(0), each.std(0), np.abs(each).max(0)), 1).ravel()
+        assert np.allclose(arena.over[batch], over, rtol=1e-12, equal_nan=True)
+
+
+def test_the_arena_keeps_what_it_has_when_it_grows_and_forgets_it_when_it_starts_over(arena: rows.RowArena) -> None:
+    x = torch.randn(40, 3)
+    found = [sample_statistics(arena, x * place, 0) for place in range(200)]
+    for place, (first, batch) in enumerate(found):
+        sizes = (x.double() * place).abs().amax(1).numpy()
+        assert np.allclose(arena.numbers[first : first + 40, -1], sizes, rtol=1e-6)
+        assert arena.over[batch, -1] == pytest.approx(sizes.max(), rel=1e-6)
+    arena.start_over()
+    assert sample_statistics(arena, x, 0) == (0, 0)
 
 
 def test_a_sample_with_a_nan_has_the_same_statistics_at_every_depth(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from layerscope.records import Kpi
 from layerscope.stats import derive, spec
 from layerscope.store.compact import compact
 from layerscope.store.folder import create
+from layerscope.store.parts import Lately
 from layerscope.store.reader import Reader, encoded
 from layerscope.store.writer import FolderSink
 from tests.store.runs import ROOT, bits_at, check_numbers, keys_of, moments_at, put_steps, start, summaries
@@ -65,6 +66,28 @@ def test_all_moments_come_sorted_with_aliases_resolved(run: Path) -> None:
     assert table.schema.field("count").type == pa.int64()
     assert table.column("sum").null_count == 0
     check_moments(table)
+
+
+@pytest.mark.parametrize("series", [[0], [2], [5, 1]])
+@pytest.mark.parametrize("kept_bytes", [0, 5000, 1 << 20])
+def test_summaries_are_moments_and_bits_whatever_was_read_lately(run: Path, series: list[int], kept_bytes: int) -> None:
+    reader, plain = Reader(run, Lately(kept_bytes)), Reader(run)
+    for steps in (None, (3, 6), None):
+        moments, bits = reader.summaries(series, steps)
+        assert moments.equals(plain.moments(series, steps, spec.MOMENTS).select(moments.column_names))
+        assert bits.to_pylist() == plain.bits(series, steps).to_pylist()
+
+
+def test_what_was_read_lately_stays_within_its_bytes_the_oldest_going_first() -> None:
+    lately, read = Lately(3 * 800), list[int]()
+
+    def table(number: int) -> pa.Table:
+        read.append(number)
+        return pa.table({"x": np.zeros(100)})
+
+    for number in (1, 2, 3, 1, 4, 1, 2):
+        assert lately.get(number, lambda: table(number)).num_rows == 100  # noqa: B023
+    assert read == [1, 2, 3, 4, 2]
 
 
 @pytest.mark.parametrize("series", [[0], [2], [5, 1], [2, 5], []])

@@ -15,10 +15,12 @@ def history_of(tensors: dict[int, Floats]) -> History:
     made = [summarize(tensor, spec.SMALLEST_NORMAL["float64"]) for tensor in tensors.values()]
     encoded = [spec.encode(summary.bits) for summary in made]
     moments = np.stack([summary.moments for summary in made])
-    bits = derive.decode_bits(
+    bits = derive.EncodedRows(
         np.array([summary.bits.m for summary in made], np.uint8),
         np.cumsum([0, *map(len, encoded)]),
         np.frombuffer(b"".join(encoded), np.uint8),
+        np.ascontiguousarray(moments[:, spec.COLUMN["min"]]),
+        np.ascontiguousarray(moments[:, spec.COLUMN["max"]]),
     )
     named = {name: moments[:, column] for name, column in spec.COLUMN.items()}
-    return History(np.array(list(tensors)), named, derive.clip(bits, named["min"], named["max"]))
+    return History(np.array(list(tensors)), named, bits)

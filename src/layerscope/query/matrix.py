@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -12,8 +12,11 @@ import pyarrow as pa
 from layerscope.query import rows
 from layerscope.records import Floats, Ids, Ints
 from layerscope.stats import derive
-from layerscope.store.columns import values
+from layerscope.store.columns import valid, values
+from layerscope.store.order import places
 from layerscope.store.reader import Reader
+from layerscope.store.sources import Piece, in_threads
+from layerscope.store.wanted import Flags
 
 Cells = npt.NDArray[np.float32]
 States = npt.NDArray[np.uint8]
@@ -48,69 +51,169 @@ class Matrix:
 
 
 @dataclass(frozen=True, slots=True)
-class _Found:
-    """The statistic of some rows of the store, as they lie."""
+class Layout:
+    """Where the moments of all tensors of a kind lie in the files, and where in a matrix they belong."""
 
-    session: int
-    series: Ids
+    tensors: tuple[tuple[str, str], ...]
     steps: Ints
-    values: Cells
+    states: States  # as far as the counts of elements tell
+    rows: dict[Piece, tuple[Ids | None, Ids | Ints]]  # rows of a piece, None for all, and the places of their values
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes in memory."""
+        rows = (part.nbytes for pair in self.rows.values() for part in pair if part is not None)
+        return self.states.nbytes + sum(rows)
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """Some rows of a piece: what they are of, and the state that follows from their counts."""
+
+    piece: Piece
+    row: Ids
+    session: Ids
+    steps: Ints
+    series: Ids
+    alias: Ids  # -1 for none
     states: States
 
+    def part(self, which: Flags | Ints) -> _Rows:
+        if which.dtype == np.bool_ and which.all():
+            return self
+        return _Rows(self.piece, *(getattr(self, field.name)[which] for field in fields(self)[1:]))
 
-def matrix(reader: Reader, question: Question) -> Matrix:
-    """The statistic of all tensors of one kind, mode and rank; of a tensor's data types the newest counts."""
+
+def matrix(reader: Reader, question: Question, layout: Callable[[], Layout] | None = None) -> Matrix:
+    """The statistic of all tensors of one kind, mode and rank; of a tensor's data types the newest counts.
+
+    Who has several questions about the same tensors keeps what `laid_out` gives; the matrix then is as of that time.
+    """
+    if question.stat not in derive.STATS:
+        return _own_statistic(reader, question)
+    laid = laid_out(reader, question) if layout is None else layout()
+    cells = np.full(laid.states.shape, np.nan, np.float32)
+    columns = rows.columns_for([question.stat])
+
+    def fill(piece: Piece) -> None:
+        table = piece.read(columns)
+        of = {name: values(table[name]).astype(np.float64, copy=False) for name in columns}
+        row, place = laid.rows[piece]
+        found = _narrow(derive.statistic(question.stat, of.__getitem__))
+        cells.reshape(-1)[place] = found[: len(place)] if row is None else found[row]
+
+    in_threads(fill, list(laid.rows))
+    states = laid.states.copy()
+    states[np.isnan(cells) & (states == VALUE)] = MISSING
+    return Matrix(question, laid.tensors, laid.steps, cells, states)
+
+
+def laid_out(reader: Reader, question: Question) -> Layout:
+    """The layout of the tensors that are asked about, whatever the statistic."""
+    tensors, column_of = _columns(reader, question)
+    numbers = np.flatnonzero(column_of >= 0).astype(np.int32)
+    pieces = reader.moment_pieces(numbers)
+    found = in_threads(lambda piece: _rows_of(piece, column_of >= 0, question.rank), pieces)
+    found = [part for rows in found for part in (rows.part(rows.alias < 0), *_followed(reader, rows, question.rank))]
+    found = [part for rows in found for part in _by_session(rows)]
+    found.sort(key=lambda part: int(part.session[0]))  # what a later session recorded again is written over
+    steps = np.unique(np.concatenate([np.zeros(0, np.int64), *(_distinct(part.steps) for part in found)]))
+    states = np.zeros((len(steps), len(tensors)), np.uint8)
+    wide = [_places(part.steps, steps) * len(tensors) + column_of[part.series] for part in found]
+    places: list[Ids | Ints] = [place.astype(np.int32) if states.size < 2**31 else place for place in wide]
+    for part, place in zip(found, places, strict=True):
+        states.reshape(-1)[place] = part.states
+    return Layout(tensors, steps, states, _that_count(found, places, states))
+
+
+def _columns(reader: Reader, question: Question) -> tuple[tuple[tuple[str, str], ...], Ints]:
+    """The tensors that are asked about, and the column of each series' tensor, -1 for that of another one."""
     series = reader.series()
-    chosen = series.filter(pa.array(_asked_for(series, question)))
-    numbers = values(chosen["series"])
+    mine = rows.are(series, "kind", question.kind) & rows.are(series, "mode", question.mode)
+    chosen = series.filter(pa.array(mine & (values(series["rank"]) == question.rank)))
     of_series = list(zip(chosen["site"].to_pylist(), chosen["port"].to_pylist(), strict=True))
     tensors: tuple[tuple[str, str], ...] = tuple(dict.fromkeys(of_series))
     place = {tensor: at for at, tensor in enumerate(tensors)}
-    column_of = np.zeros(1 + int(numbers.max(initial=0)), np.int64)
+    numbers = values(chosen["series"])
+    column_of = np.full(2 + int(numbers.max(initial=0)), -1, np.int64)  # one more, for all larger numbers
     column_of[numbers] = [place[tensor] for tensor in of_series]
-    found = [*_found(reader, numbers, question)]
-    steps = np.unique(np.concatenate([np.zeros(0, np.int64), *(_distinct(part.steps) for part in found)]))
+    return tensors, column_of
+
+
+def _rows_of(piece: Piece, among: Flags, rank: int) -> _Rows:
+    """The rows of a piece that are of some series; larger numbers are none of them."""
+    table = piece.read(["rank", "session", "step", "series", "alias", "count", "finite", "nan"])
+    series, alias = values(table["series"]), table["alias"]
+    states = np.full(len(series), VALUE, np.uint8)
+    broken = np.flatnonzero(values(table["finite"]) < values(table["count"]))
+    states[broken] = np.where(values(table["nan"])[broken] > 0, NAN, INF)
+    none = alias.null_count == len(alias)
+    return _Rows(
+        piece,
+        np.arange(len(series), dtype=np.int32),
+        values(table["session"]),
+        values(table["step"]),
+        series,
+        np.full(len(series), -1, np.int32) if none else np.where(valid(alias), values(alias), np.int32(-1)),
+        states,
+    ).part(among[np.minimum(series, len(among) - 1)] & (values(table["rank"]) == rank))
+
+
+def _followed(reader: Reader, asked: _Rows, rank: int) -> Iterator[_Rows]:
+    """The rows that alias rows stand for, in the same file, as rows of the aliases' series."""
+    aliases = asked.part(asked.alias >= 0)
+    if len(aliases.row) == 0:
+        return
+    among = np.zeros(2 + int(aliases.alias.max()), np.bool_)
+    among[aliases.alias] = True
+    for piece in reader.moment_pieces(np.flatnonzero(among)):
+        if piece.file is asked.piece.file:
+            sources = _rows_of(piece, among, rank)
+            sources = sources.part(sources.alias < 0)
+            at = places(
+                (aliases.session, aliases.steps, aliases.alias), (sources.session, sources.steps, sources.series)
+            )
+            yield replace(sources.part(at[at >= 0]), series=aliases.series[at >= 0])
+
+
+def _by_session(found: _Rows) -> list[_Rows]:
+    return [found.part(found.session == session) for session in _distinct(found.session)]
+
+
+def _that_count(
+    found: list[_Rows], places: list[Ids | Ints], states: States
+) -> dict[Piece, tuple[Ids | None, Ids | Ints]]:
+    """Rows and places by piece, without the rows that are written over."""
+    if sum(map(len, places)) > np.count_nonzero(states):
+        last = np.zeros(states.size, np.int32)
+        for number, place in enumerate(places):
+            last[place] = number
+        kept = [last[place] == number for number, place in enumerate(places)]
+        found = [part.part(those) for part, those in zip(found, kept, strict=True)]
+        places = [place[those] for place, those in zip(places, kept, strict=True)]
+    pieces: dict[Piece, list[int]] = {}
+    for number, part in enumerate(found):
+        pieces.setdefault(part.piece, []).append(number)
+    laid: dict[Piece, tuple[Ids | None, Ids | Ints]] = {}
+    for piece, numbers in pieces.items():
+        row = np.concatenate([found[number].row for number in numbers])
+        whole = len(row) == piece.rows and bool(np.all(row == np.arange(len(row))))
+        laid[piece] = (None if whole else row, np.concatenate([places[number] for number in numbers]))
+    return laid
+
+
+def _own_statistic(reader: Reader, question: Question) -> Matrix:
+    tensors, column_of = _columns(reader, question)
+    table = reader.extras(np.flatnonzero(column_of >= 0), None, [question.stat])
+    table = table.filter(pa.array(values(table["rank"]) == question.rank))
+    own, step = values(table["value"]), values(table["step"])
+    steps = _distinct(step)
     shape = (len(steps), len(tensors))
     cells, states = np.full(shape, np.nan, np.float32), np.zeros(shape, np.uint8)
-    for part in sorted(found, key=lambda part: part.session):  # what a later session recorded again is written over
-        at = _places(part.steps, steps) * len(tensors) + column_of[part.series]
-        cells.reshape(-1)[at], states.reshape(-1)[at] = part.values, part.states
-    pa.default_memory_pool().release_unused()  # a long run leaves a hundred megabytes there
+    at = _places(step, steps) * len(tensors) + column_of[values(table["series"])]
+    cells.reshape(-1)[at] = _narrow(own)
+    states.reshape(-1)[at] = np.select([np.isnan(own), np.isinf(own)], [NAN, INF], VALUE)
     return Matrix(question, tensors, steps, cells, states)
-
-
-def _asked_for(series: pa.Table, question: Question) -> npt.NDArray[np.bool_]:
-    mine = rows.are(series, "kind", question.kind) & rows.are(series, "mode", question.mode)
-    return np.asarray(mine & (values(series["rank"]) == question.rank))
-
-
-def _found(reader: Reader, numbers: Ids, question: Question) -> Iterator[_Found]:
-    """The statistic and the state of every row, file by file and session by session."""
-    if question.stat not in derive.STATS:
-        table = reader.extras(numbers, None, [question.stat])
-        own = values(table["value"])
-        states = np.select([np.isnan(own), np.isinf(own)], [NAN, INF], VALUE).astype(np.uint8)
-        yield from _by_session(table, _narrow(own), states, question.rank)
-        return
-    columns = list(dict.fromkeys((*rows.columns_for([question.stat]), "count", "finite", "nan")))
-    for table in reader.moments_by_file(numbers, columns):
-        of = {name: values(table[name]) for name in columns}
-        statistic = derive.statistic(question.stat, lambda name: np.asarray(of[name], np.float64))  # noqa: B023
-        states = (~np.isnan(statistic)).view(np.uint8)  # MISSING or VALUE
-        broken = of["finite"] < of["count"]
-        if broken.any():
-            states[broken] = np.where(of["nan"][broken] > 0, NAN, INF)
-        yield from _by_session(table, _narrow(statistic), states, question.rank)
-
-
-def _by_session(table: pa.Table, cells: Cells, states: States, rank: int) -> Iterator[_Found]:
-    sessions, mine = values(table["session"]), values(table["rank"]) == rank
-    for session in _distinct(sessions).tolist():
-        kept = np.flatnonzero(mine & (sessions == session))
-        at = slice(None) if len(kept) == len(mine) else kept
-        yield _Found(
-            session, values(table["series"])[at].copy(), values(table["step"])[at].copy(), cells[at], states[at]
-        )
 
 
 def _narrow(found: Floats) -> Cells:

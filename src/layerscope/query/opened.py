@@ -12,14 +12,15 @@ from layerscope.query.named import Named
 from layerscope.query.table import Table
 from layerscope.records import Graph
 from layerscope.select import Patterns, matching
+from layerscope.store.parts import Lately
 from layerscope.store.reader import Reader
 
 
 class OpenedRun:
     """A run folder: `series()`, `steps()`, `kpis()`, `events()`, `cost()`, `graph()`, `named()`."""
 
-    def __init__(self, path: str | Path) -> None:
-        self._reader = Reader(Path(path))
+    def __init__(self, path: str | Path, *, lately: Lately | None = None) -> None:
+        self._reader = Reader(Path(path), lately)
         self.path = self._reader.folder
         self.name = self.path.resolve().name
         self._named: tuple[object, Named] | None = None

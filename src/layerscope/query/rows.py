@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 
 import numpy as np
@@ -95,15 +94,19 @@ def curves(extras: pa.Table) -> dict[str, tuple[Ints, Floats]]:
     return {name: (ints(part, "step"), floats(part, "value")) for name, part in parts.items()}
 
 
-def decoded(rows: pa.Table, bits: pa.Table) -> derive.BitRows:
-    """The bit-counts of each row, clipped to its extremes; of a row whose bit-counts were dropped, none."""
+def bits_of(rows: pa.Table, bits: pa.Table) -> derive.EncodedRows:
+    """The bit-counts of each row; of a row whose bit-counts were dropped, none."""
     fields = ("rank", "series", "session", "step")
     at = places(key_columns(rows, fields), key_columns(bits, fields))
-    present = np.flatnonzero(at >= 0)
-    found = derive.decode_bits(*encoded(bits.take(pa.array(at[present]))))
-    moments = moments_of(rows)
-    whole = dataclasses.replace(found, rows=len(at), row=present[found.row])
-    return derive.clip(whole, moments["min"], moments["max"])
+    present = at >= 0
+    found = at[present]
+    in_place = len(found) == bits.num_rows and bool(np.all(found == np.arange(len(found))))
+    m, offsets, content = encoded(bits if in_place else bits.take(pa.array(found)))
+    ends = np.append(offsets[0], offsets[np.cumsum(present)])
+    whole = np.full(len(at), spec.COARSE_M, np.uint8)
+    whole[present] = m
+    moments = moments_of(rows.select(["min", "max"]))
+    return derive.EncodedRows(whole, ends, content, moments["min"], moments["max"])
 
 
 def assembled(rows: pa.Table, identity: pa.Table, columns: dict[str, pa.Array]) -> pa.Table:

@@ -24,7 +24,7 @@ class History:
 
     steps: Ints
     moments: dict[str, Floats]
-    bits: derive.BitRows
+    bits: derive.EncodedRows
     own: Mapping[str, tuple[Ints, Floats]] = field(default_factory=dict)  # steps and values of own statistics
 
     def stat(self, name: str) -> Floats:
@@ -34,9 +34,7 @@ class History:
     @property
     def nbytes(self) -> int:
         """Bytes in memory."""
-        bits = self.bits
-        buckets = bits.row.nbytes + bits.low.nbytes + bits.high.nbytes + bits.counts.nbytes + bits.exponent.nbytes
-        return buckets + self.steps.nbytes + sum(moment.nbytes for moment in self.moments.values())
+        return self.bits.nbytes + self.steps.nbytes + sum(moment.nbytes for moment in self.moments.values())
 
     def curve(self, name: str) -> tuple[Ints, Floats]:
         """Steps and values of one statistic; one of the user's own may be missing at some steps, or at all."""
@@ -102,9 +100,9 @@ class Run(OpenedRun):
         """
         if bins < 1:
             raise SelectError(f"bins={bins} leaves nothing to count into. Give at least 1.")
-        read, identity, owner, bits = self._decoded(self._chosen(sites, kind, mode), steps)
+        read, identity, owner, bits = self._summaries(self._chosen(sites, kind, mode), steps)
         moments = rows.moments_of(read)
-        edges, counts = rows.binned(owner, moments, bits, bins)
+        edges, counts = rows.binned(owner, moments, bits.decoded(), bins)
         columns = {"edges": rows.lists(edges), "counts": rows.lists(counts)}
         columns |= {name: rows.column(name, moments[name]) for name in ("nan", "pos_inf", "neg_inf")}
         return Table(rows.assembled(read, identity, columns))
@@ -127,10 +125,8 @@ class Run(OpenedRun):
                 raise SelectError(
                     f"{share} is no share of the elements. Give numbers between 0 and 1: 0.5 for the median."
                 )
-        read, identity, _, bits = self._decoded(self._chosen(sites, kind, mode), steps)
-        moments = rows.moments_of(read)
-        bits = derive.clip(bits, moments["min"], moments["max"])
-        found = derive.quantiles(bits, moments["zeros"], np.array(shares))
+        read, identity, _, bits = self._summaries(self._chosen(sites, kind, mode), steps)
+        found = derive.quantiles(bits.decoded(), rows.floats(read, "zeros"), np.array(shares))
         return Table(
             rows.assembled(
                 read, identity, {f"q{share:g}": pa.array(q) for share, q in zip(shares, found.T, strict=True)}
@@ -141,8 +137,8 @@ class Run(OpenedRun):
         self, sites: Patterns = "*", *, kind: Patterns = None, mode: Patterns = None, steps: Steps = None
     ) -> Table:
         """How many elements have which base-2 exponent, one row per series, step and exponent that occurs."""
-        read, identity, _, bits = self._decoded(self._chosen(sites, kind, mode), steps)
-        present, counts = derive.exponents(bits)
+        read, identity, _, bits = self._summaries(self._chosen(sites, kind, mode), steps)
+        present, counts = derive.exponents(bits.decoded())
         row, column = np.nonzero(counts)
         columns = {"exponent": pa.array(present[column]), "count": pa.array(counts[row, column])}
         return Table(rows.assembled(read.take(pa.array(row)), identity.take(pa.array(row)), columns))
@@ -168,7 +164,7 @@ class Run(OpenedRun):
         """Every summary of one series, given by its number in `series()`."""
         table = self._reader.series()
         chosen = table.filter(pa.array((rows.ints(table, "series") == series) & (rows.ints(table, "rank") == rank)))
-        read, _, _, bits = self._decoded(chosen, None)
+        read, _, _, bits = self._summaries(chosen, None)
         own = self._reader.extras(rows.numbers(chosen))
         own = own.filter(pa.array(rows.ints(own, "rank") == rank))
         return History(rows.ints(read, "step"), rows.moments_of(read), bits, rows.curves(own))
@@ -181,11 +177,11 @@ class Run(OpenedRun):
             table = table.filter(pa.array([name in kept for name in present], pa.bool_()))
         return table
 
-    def _decoded(self, chosen: pa.Table, steps: Steps) -> tuple[pa.Table, pa.Table, Ints, derive.BitRows]:
+    def _summaries(self, chosen: pa.Table, steps: Steps) -> tuple[pa.Table, pa.Table, Ints, derive.EncodedRows]:
         """Moments of the chosen series, what each row belongs to, which series that is, and its bit-counts."""
-        numbers = rows.numbers(chosen)
-        read, identity, owner = rows.named(self._reader.moments(numbers, steps), chosen)
-        return read, identity, owner, rows.decoded(read, self._reader.bits(numbers, steps))
+        moments, bits = self._reader.summaries(rows.numbers(chosen), steps)
+        read, identity, owner = rows.named(moments, chosen)
+        return read, identity, owner, rows.bits_of(read, bits)
 
     def __repr__(self) -> str:
         sites = len(set(self._reader.series().column("site").to_pylist()))

@@ -40,6 +40,7 @@ def create_app(
 
     @contextlib.asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        catalogue.warm_up()
         yield
         catalogue.close()
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from layerscope.records import Floats, Ints
 from layerscope.server.findings import Diagnoses
 from layerscope.server.messages import RunEntry
 from layerscope.store.format import read_manifest
+from layerscope.store.parts import Lately
 from layerscope.store.passes import passes_revision
 from layerscope.viz.scalar import kpis_in_order
 
@@ -28,7 +30,8 @@ Compactor = Callable[[Path], None]
 log = logging.getLogger(__name__)
 SPARKLINE = 120  # points of a run's small curve
 LOOK_EVERY_S = 0.25
-KEPT_BYTES = 24 * 2**20  # of histories
+KEPT_BYTES = 4 * 2**20  # of histories
+KEPT_FILE_BYTES = 28 * 2**20  # of what was read for them: more than one has of it
 
 
 @dataclass(slots=True)
@@ -74,6 +77,7 @@ class Catalogue:
     def __init__(self, root: Path, compactor: Compactor | None = None) -> None:
         self.root = root
         self.diagnoses = Diagnoses()
+        self._lately = Lately(KEPT_FILE_BYTES)
         self._compactor = compactor
         self._background = ThreadPoolExecutor(1, "layerscope-compact")
         self._opened: dict[str, Opened] = {}
@@ -91,6 +95,18 @@ class Catalogue:
         """Start no further compaction, and no further check."""
         self.diagnoses.close()
         self._background.shutdown(wait=False, cancel_futures=True)
+
+    def warm_up(self) -> Future[None]:
+        """Open in the background what a page asks for first: there is time for that while a browser starts."""
+        return self._background.submit(self._open_first)
+
+    def _open_first(self) -> None:
+        with contextlib.suppress(LayerscopeError, OSError):  # whoever asks for it will be told
+            shown = [entry.name for entry in self.entries() if entry.status != "unreadable"]
+            for opened in map(self.open, shown[:1]):
+                with opened.lock:
+                    for series in opened.run.series().arrow().slice(0, 1).to_pylist():
+                        opened.history(series["series"], series["rank"])
 
     def paths(self) -> dict[str, Path]:
         """Every run there is now, by its name: the path below the root, or the root's own name."""
@@ -121,7 +137,7 @@ class Catalogue:
             made = read_manifest(path).id
             opened = self._opened.get(name)
             if opened is None or opened.id != made:
-                opened = self._opened[name] = Opened(Run(path), made)
+                opened = self._opened[name] = Opened(Run(path, lately=self._lately), made)
             return opened
 
     def entries(self) -> list[RunEntry]:

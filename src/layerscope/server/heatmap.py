@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from layerscope.query.matrix import Matrix, Question, matrix
+from layerscope.query.matrix import Layout, Matrix, Question, laid_out, matrix
 from layerscope.query.run import Run
 from layerscope.records import Kind, Mode
 from layerscope.server.asked import chosen, integer, screen_of
@@ -19,6 +20,7 @@ from layerscope.viz.heatmap import HeatMapView, heat_map_view
 
 Answer = Callable[[Opened, str, Request], object]
 KEPT_BYTES = 24 * 2**20
+KEPT_LAYOUTS = 2  # of the two runs of a comparison
 
 
 class Matrices:
@@ -26,6 +28,7 @@ class Matrices:
 
     def __init__(self) -> None:
         self._known: dict[tuple[Run, Question], tuple[object, Matrix]] = {}
+        self._layouts: dict[tuple[Run, Question], tuple[object, Layout]] = {}  # of the statistics of a kind of tensors
         self._lock = threading.Lock()
 
     def of(self, run: Run, question: Question) -> Matrix:
@@ -34,11 +37,23 @@ class Matrices:
         with self._lock:
             kept = self._known.pop(key, None)
         if kept is None or kept[0] != revision:
-            kept = (revision, matrix(run.reader, question))
+            kept = (revision, matrix(run.reader, question, lambda: self._layout(run, question, revision)))
         with self._lock:
             self._known[key] = kept  # as the newest
             while len(self._known) > 1 and self._bytes() > KEPT_BYTES:
                 del self._known[next(iter(self._known))]
+        return kept[1]
+
+    def _layout(self, run: Run, question: Question, revision: object) -> Layout:
+        key = (run, replace(question, stat=""))
+        with self._lock:
+            kept = self._layouts.pop(key, None)
+        if kept is None or kept[0] != revision:
+            kept = (revision, laid_out(run.reader, question))
+        with self._lock:
+            self._layouts[key] = kept
+            while len(self._layouts) > KEPT_LAYOUTS:
+                del self._layouts[next(iter(self._layouts))]
         return kept[1]
 
     def _bytes(self) -> int:

@@ -8,7 +8,8 @@ import sys
 import pyarrow as pa
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENAS = -1, -3, -8  # numbers of mallopt
-_LARGE = 1 << 17
+_LARGE = 1 << 23  # bytes that are taken from the system by themselves, and given back at once: each page of them costs
+_KEPT = 1 << 25  # of smaller ones, what a request needs again and again: without it most of its time goes to new pages
 
 
 def give_memory_back() -> None:
@@ -18,7 +19,7 @@ def give_memory_back() -> None:
     """
     pa.set_memory_pool(pa.system_memory_pool())  # Arrow's own keeps more still
     if sys.platform == "linux" and hasattr(library := ctypes.CDLL(None), "mallopt"):
-        for option, value in ((_ARENAS, 2), (_MMAP_THRESHOLD, _LARGE), (_TRIM_THRESHOLD, _LARGE)):
+        for option, value in ((_ARENAS, 2), (_MMAP_THRESHOLD, _LARGE), (_TRIM_THRESHOLD, _KEPT)):
             library.mallopt(option, value)
 
 

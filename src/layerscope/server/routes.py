@@ -76,8 +76,8 @@ def sent(record: object) -> Response:
 
 def sites(opened: Opened, name: str, request: Request) -> SiteList:
     """What can be shown of the run."""
-    rows = opened.run.series().arrow().to_pylist()
-    series = tuple(SeriesEntry(**{f: row[f] for f in SeriesEntry.__slots__}) for row in rows)
+    columns = opened.run.series().arrow().select(SeriesEntry.__slots__).to_pydict()
+    series = tuple(map(SeriesEntry, *columns.values()))
     return SiteList(name, opened.run.statistics, series, len(pass_folders(opened.run.path)))
 
 

@@ -16,6 +16,7 @@
 #include "_kernel_blocks.h"
 #include "_kernel_threads.h"
 #include "_kernel_rows.h"
+#include "_kernel_buckets.h"
 
 /* The caller's memory for one tensor at a time. */
 typedef struct {
@@ -192,10 +193,28 @@ static void fill_rows(const tensor *x, Py_ssize_t tensors, target *to, int threa
     set_rules(rules);
 }
 
-static void fill_numbers(const tensor *x, int64_t rows, double *to) {
+static void fill_numbers(const tensor *x, int64_t rows, double *to, double *over) {
     uint64_t rules = set_rules(DEFAULT_RULES);
     best_rows(x, rows, to);
+    over_rows(to, rows, over);
     set_rules(rules);
+}
+
+/* Where all goes that is read of a tensor beside its summary. */
+typedef struct {
+    int64_t rows;
+    double *numbers, *over;
+    char *copy; /* of its beginning */
+    size_t bytes;
+} beside;
+
+/* All of it, unless the target is full. */
+static void fill_all(const tensor *x, target *to, int threads, const beside *rest) {
+    int64_t before = to->rows;
+    fill_rows(x, 1, to, threads);
+    if (to->rows == before) return;
+    if (rest->rows) fill_numbers(x, rest->rows, rest->numbers, rest->over);
+    if (rest->bytes) memcpy(rest->copy, x->address, rest->bytes);
 }
 
 /* ---- Python ---- */
@@ -248,10 +267,10 @@ static PyObject *summarize(PyObject *module, PyObject *const *args, Py_ssize_t g
 
 static PyObject *rows(PyObject *module, PyObject *const *args, Py_ssize_t given) {
     (void)module;
-    if (given != 5) return PyErr_Format(PyExc_TypeError, "rows takes five numbers");
+    if (given != 6) return PyErr_Format(PyExc_TypeError, "rows takes six numbers");
     const char *address = PyLong_AsVoidPtr(args[0]);
     int64_t count = PyLong_AsLongLong(args[1]), format = PyLong_AsLongLong(args[2]), number = PyLong_AsLongLong(args[3]);
-    double *to = PyLong_AsVoidPtr(args[4]);
+    double *to = PyLong_AsVoidPtr(args[4]), *over = PyLong_AsVoidPtr(args[5]);
     if (PyErr_Occurred()) return NULL;
     if (count < 0 || number < 0 || (format & 0xff) >= ONE_BYTE)
         return PyErr_Format(PyExc_ValueError, "no matrix has %lld rows of format %lld", (long long)number,
@@ -259,17 +278,47 @@ static PyObject *rows(PyObject *module, PyObject *const *args, Py_ssize_t given)
     tensor x = {address, count, (enum kind)(format & 0xff), 0, 0, NULL};
     if (count >= RELEASE_GIL_FROM) {
         Py_BEGIN_ALLOW_THREADS
-        fill_numbers(&x, number, to);
+        fill_numbers(&x, number, to, over);
         Py_END_ALLOW_THREADS
     } else {
-        fill_numbers(&x, number, to);
+        fill_numbers(&x, number, to, over);
     }
     Py_RETURN_NONE;
 }
 
+static PyObject *take(PyObject *module, PyObject *const *args, Py_ssize_t given) {
+    (void)module;
+    if (given != 8 || !PyList_Check(args[0])) return PyErr_Format(PyExc_TypeError, "take takes a list and seven numbers");
+    target *to = PyLong_AsVoidPtr(args[1]);
+    long threads = PyLong_AsLong(args[2]);
+    beside rest = {PyLong_AsLongLong(args[3]), PyLong_AsVoidPtr(args[4]), PyLong_AsVoidPtr(args[5]),
+                   PyLong_AsVoidPtr(args[6]), PyLong_AsSize_t(args[7])};
+    tensor x;
+    if (PyErr_Occurred() || read_plan(args[0], 1, to, &x) < 0) return NULL;
+    if (rest.rows && x.kind == ONE_BYTE) return PyErr_Format(PyExc_ValueError, "rows of bytes are not read");
+    if (x.count >= RELEASE_GIL_FROM) {
+        Py_BEGIN_ALLOW_THREADS
+        fill_all(&x, to, threads < MOST_THREADS ? (int)threads : MOST_THREADS, &rest);
+        Py_END_ALLOW_THREADS
+    } else {
+        fill_all(&x, to, 1, &rest);
+    }
+    return PyLong_FromLongLong(to->rows);
+}
+
 static PyMethodDef methods[] = {
+    {"decode", (PyCFunction)(void (*)(void))py_decode, METH_FASTCALL,
+     "decode(m, offsets, encoded, smallest, largest, starts, groups, row, low, high, counts, exponent) -> buckets"},
+    {"cumulative", (PyCFunction)(void (*)(void))py_cumulative, METH_FASTCALL,
+     "cumulative(row, low, high, counts, exponent, buckets, edges, number of edges, rows, to)"},
+    {"quantiles", (PyCFunction)(void (*)(void))py_quantiles, METH_FASTCALL,
+     "quantiles(row, low, high, counts, exponent, buckets, zeros, rows, shares, number of shares, to)"},
     {"rows", (PyCFunction)(void (*)(void))rows, METH_FASTCALL,
-     "rows(address, count, format, rows, to)\n\nMean, mean magnitude, standard deviation and largest magnitude of each."},
+     "rows(address, count, format, rows, to, over)\n\n"
+     "Mean, mean magnitude, standard deviation and largest magnitude of each, and these over all rows."},
+    {"take", (PyCFunction)(void (*)(void))take, METH_FASTCALL,
+     "take([address, count, format], target, threads, rows, numbers, over, copy, bytes) -> rows in the target\n\n"
+     "What summarize and rows do, and a copy of the first bytes."},
     {"summarize", (PyCFunction)(void (*)(void))summarize, METH_FASTCALL,
      "summarize([address, count, format, ...], target, threads) -> rows in the target\n\n"
      "format is the number of the storage type, plus 256 times the exponent field of its smallest normal number."},

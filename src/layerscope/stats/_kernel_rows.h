@@ -3,7 +3,7 @@
    Everything is summed in float64. Deviations are taken from the row's first element, so that a mean far from zero
    costs no digits. They are of the finite elements; a row without any has NaN. */
 
-enum { ROW_NUMBERS = 4 };
+enum { ROW_NUMBERS = 4, OVER_NUMBERS = 3 * ROW_NUMBERS };
 
 typedef struct {
     lanes sum, sum_abs, sum2, top;
@@ -86,6 +86,25 @@ INLINE void each_row(const tensor *x, int64_t rows, double *to) {
     int64_t columns = rows ? x->count / rows : 0;
     for (int64_t row = 0; row < rows; row++)
         one_row(x, row * columns, (row + 1) * columns, to + row * ROW_NUMBERS, &room);
+}
+
+/* Mean, standard deviation and largest magnitude over all rows of each of their numbers; NaN if one of them is. */
+static void over_rows(const double *x, int64_t rows, double *to) {
+    for (int k = 0; k < ROW_NUMBERS; k++, to += 3) {
+        double sum = 0.0, sum2 = 0.0, top = 0.0;
+        for (int64_t row = 0; row < rows; row++) {
+            double size = fabs(x[row * ROW_NUMBERS + k]);
+            sum += x[row * ROW_NUMBERS + k];
+            top = size > top || isnan(size) ? size : top;
+        }
+        to[0] = sum / (double)rows;
+        for (int64_t row = 0; row < rows; row++) {
+            double away = x[row * ROW_NUMBERS + k] - to[0];
+            sum2 += away * away;
+        }
+        to[1] = sqrt(sum2 / (double)rows);
+        to[2] = isnan(sum) ? NAN : top;
+    }
 }
 
 __attribute__((noinline)) static void rows_plain(const tensor *x, int64_t rows, double *to) { each_row(x, rows, to); }

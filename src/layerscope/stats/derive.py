@@ -4,12 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields
+from types import ModuleType
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from layerscope.errors import SelectError
 from layerscope.records import Bytes, Floats, Ids, Ints, Series
 from layerscope.stats import spec
+
+kernel: ModuleType | None
+try:
+    from layerscope.stats import _kernel as kernel
+except ImportError:  # no compiler at installation: numpy gives the same, more slowly
+    kernel = None
 
 Column = Callable[[str], Floats]
 
@@ -28,16 +37,19 @@ def _variance(column: Column) -> Floats:
     return np.where(column("min") == column("max"), 0.0, _told(square - mean**2, ROUNDING * square))
 
 
+# Of powers numpy is quick with the second alone: any higher one takes ten times as long.
+
+
 def _skew(column: Column) -> Floats:
     n, mean = column("finite"), column("sum") / column("finite")
-    third = column("sum3") / n - 3 * mean * column("sum2") / n + 2 * mean**3
+    third = column("sum3") / n - 3 * mean * column("sum2") / n + 2 * mean * mean**2
     scale = _told(_variance(column) ** 1.5, 6 * ROUNDING * (column("sum4") / n) ** 0.75)
     return np.where(scale > 0, third / scale, np.nan)
 
 
 def _kurtosis(column: Column) -> Floats:
     n, mean = column("finite"), column("sum") / column("finite")
-    fourth = column("sum4") / n - 4 * mean * column("sum3") / n + 6 * mean**2 * column("sum2") / n - 3 * mean**4
+    fourth = column("sum4") / n - 4 * mean * column("sum3") / n + 6 * mean**2 * column("sum2") / n - 3 * (mean**2) ** 2
     scale = _told(_variance(column) ** 2, 14 * ROUNDING * column("sum4") / n)
     return np.where(scale > 0, fourth / scale, np.nan)
 
@@ -85,9 +97,66 @@ class BitRows:
     counts: Ints
     exponent: Ids  # floor(log2 |x|) of the bucket
 
+    @property
+    def columns(self) -> tuple[Ints, Floats, Floats, Ints, Ids]:
+        """The five columns, as the kernel takes them."""
+        return self.row, self.low, self.high, self.counts, self.exponent
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedRows:
+    """Bit-counts of many summaries as they are stored (see `spec.decode_rows`), and the extremes of these."""
+
+    m: Bytes
+    offsets: Ints
+    encoded: Bytes
+    smallest: Floats
+    largest: Floats
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes in memory."""
+        return sum(part.nbytes for part in (self.m, self.offsets, self.encoded, self.smallest, self.largest))
+
+    def decoded(self, starts: Ints | None = None) -> BitRows:
+        """The buckets, clipped; those of rows starts[i] to starts[i + 1] − 1 are added up, by default of each row."""
+        starts = np.arange(len(self.m) + 1) if starts is None else starts
+        return _decoded(self, starts) if kernel is None else _decoded_by_kernel(kernel, self, starts)
+
+
+def _decoded_by_kernel(kernel: ModuleType, rows: EncodedRows, starts: Ints) -> BitRows:
+    begin, end = rows.offsets[starts[[0, -1]]] - rows.offsets[0]
+    most = np.count_nonzero(rows.encoded[begin:end] < 0x80) // 2  # a gap and a count for each bucket
+    row, counts, exponent = np.empty(most, np.int64), np.empty(most, np.int64), np.empty(most, np.int32)
+    low, high = np.empty(most), np.empty(most)
+    found = BitRows(len(starts) - 1, row, low, high, counts, exponent)
+    given = _addresses(rows.m, rows.offsets, rows.encoded, rows.smallest, rows.largest, starts)
+    n = kernel.decode(*given, found.rows, *_addresses(*found.columns))
+    return BitRows(found.rows, row[:n], low[:n], high[:n], counts[:n], exponent[:n])
+
+
+def _addresses(*arrays: npt.NDArray[Any]) -> list[int]:  # Any: columns of any type
+    assert all(array.flags.c_contiguous for array in arrays)
+    return [array.ctypes.data for array in arrays]
+
+
+def _decoded(rows: EncodedRows, starts: Ints) -> BitRows:
+    part = slice(int(starts[0]), int(starts[-1]))
+    begin = rows.offsets[part.start] - rows.offsets[0]
+    bits = decode_bits(rows.m[part], rows.offsets[part.start : part.stop + 1], rows.encoded[begin:])
+    bits = clip(bits, rows.smallest[part], rows.largest[part])
+    group = (np.searchsorted(starts, np.arange(part.start, part.stop), side="right") - 1)[bits.row]
+    order = np.lexsort((bits.high, bits.low, group))
+    group, low, high = group[order], bits.low[order], bits.high[order]
+    new = np.ones(len(order), np.bool_)
+    new[1:] = (group[1:] > group[:-1]) | (low[1:] != low[:-1]) | (high[1:] != high[:-1])
+    first = np.flatnonzero(new)
+    counts = np.add.reduceat(bits.counts[order], first) if len(first) else bits.counts
+    return BitRows(len(starts) - 1, group[first], low[first], high[first], counts, bits.exponent[order][first])
+
 
 def decode_bits(m: Bytes, offsets: Ints, encoded: Bytes) -> BitRows:
-    """Decoded buckets of many encoded bit-counts (see `spec.decode_rows`)."""
+    """Decoded buckets of many encoded bit-counts (see `spec.decode_rows`), not clipped."""
     row, codes, counts = spec.decode_rows(m, offsets, encoded)
     wide = m.astype(np.int32)[row]
     low, high = np.empty(len(row)), np.empty(len(row))
@@ -122,6 +191,15 @@ def cumulative(bits: BitRows, edges: Floats) -> Floats:
     Edges must ascend. Elements known to lie on an edge are not below it, but on the last edge they are: a
     histogram's last bin includes its end.
     """
+    if kernel is None:
+        return _cumulative(bits, edges)
+    result, edges = np.empty((bits.rows, len(edges))), np.ascontiguousarray(edges, np.float64)
+    given = (len(bits.row), *_addresses(edges), len(edges), bits.rows)
+    kernel.cumulative(*_addresses(*bits.columns), *given, *_addresses(result))
+    return result
+
+
+def _cumulative(bits: BitRows, edges: Floats) -> Floats:
     across = len(edges) + 1  # the last column is for what lies below no edge
     first, behind = _edges_within(bits, edges)
     below = _added(bits.row * across + behind, bits.counts, bits.rows * across).reshape(bits.rows, across)
@@ -165,6 +243,16 @@ def histogram(bits: BitRows, edges: Floats) -> Floats:
 
 def quantiles(bits: BitRows, zeros: Floats, shares: Floats) -> Floats:
     """Values below which the given shares of each row's finite elements lie, (rows, shares); exact to the bucket."""
+    if kernel is None:
+        return _quantiles(bits, zeros, shares)
+    zeros, shares = (np.ascontiguousarray(numbers, np.float64) for numbers in (zeros, shares))
+    result = np.empty((bits.rows, len(shares)))
+    given = (len(bits.row), *_addresses(zeros), bits.rows, *_addresses(shares), len(shares))
+    kernel.quantiles(*_addresses(*bits.columns), *given, *_addresses(result))
+    return result
+
+
+def _quantiles(bits: BitRows, zeros: Floats, shares: Floats) -> Floats:
     bits = _with_zeros(bits, zeros)
     result = np.full((bits.rows, len(shares)), np.nan)
     buckets = np.bincount(bits.row, minlength=bits.rows)
@@ -180,6 +268,34 @@ def quantiles(bits: BitRows, zeros: Floats, shares: Floats) -> Floats:
     inside = np.clip((wanted - (upto[bucket] - before - counts)) / counts, 0.0, 1.0)
     result[occupied] = bits.low[bucket] + inside * (bits.high[bucket] - bits.low[bucket])
     return result
+
+
+def pooled_quantiles(bits: BitRows, zeros: float, shares: Floats, *, of_magnitudes: bool = False) -> Floats:
+    """`quantiles` of all rows as if they were one, for shares above 0; only buckets near a quantile are sorted."""
+    low, high = magnitudes_of(bits) if of_magnitudes else (bits.low, bits.high)
+    leading = low.view(np.int64) >> 48  # sign, exponent and the first bits of the mantissa
+    place = np.where(leading < 0, leading ^ 0x7FFF, leading) + (1 << 15)  # ascends as the values do
+    upto = np.cumsum(_added(place, bits.counts, 1 << 16))
+    upto[1 << 15 :] += zeros
+    result = np.empty(len(shares))
+    for at, wanted in enumerate(shares * upto[-1]):
+        found = int(np.searchsorted(upto, wanted))
+        near = np.flatnonzero(place == found)
+        near = near[np.lexsort((bits.low[near], low[near]))]
+        ends = np.stack((low[near], high[near], bits.counts[near]))
+        if found == 1 << 15 and zeros:
+            ends = np.insert(ends, 0, (0.0, 0.0, zeros), axis=1)
+        before = upto[found] - ends[2].sum() + np.cumsum(ends[2])
+        bucket = min(int(np.searchsorted(before, wanted)), len(before) - 1)
+        first, last, counts = ends[:, bucket]
+        result[at] = first + np.clip((wanted - (before[bucket] - counts)) / counts, 0.0, 1.0) * (last - first)
+    return result
+
+
+def magnitudes_of(bits: BitRows) -> tuple[Floats, Floats]:
+    """Low and high ends of the buckets' absolute values."""
+    negative = bits.low < 0
+    return np.where(negative, -bits.high, bits.low), np.where(negative, -bits.low, bits.high)
 
 
 def _with_zeros(bits: BitRows, zeros: Floats) -> BitRows:

@@ -98,6 +98,19 @@ class Arena:
                 self._rows = self._summarize(plan[3 * (self._rows - first) :], self._target_at, threads)
             return first
 
+    def take(self, plan: list[int], threads: int, *beside: int) -> int:
+        """Row of the summary of one tensor (see `add_many`), read together with what is wanted beside it.
+
+        That is: how many samples are in it and where their statistics and those of the batch go (see `RowArena`), and
+        where a copy of its first bytes goes and how many. Only where `COMPILED`; not for formats of one byte.
+        """
+        with self._lock:
+            row = self._rows
+            while (rows := _take(plan, self._target_at, threads, *beside)) == row:
+                self._grow()
+            self._rows = rows
+            return row
+
     def _grow(self) -> None:
         """Leave room for at least one more row, whatever its size."""
         if self._rows == len(self._moments):
@@ -170,16 +183,16 @@ def _put(summary: spec.Summary, target: Target) -> bool:
     return True
 
 
-def _best() -> tuple[_Summarize, int]:
-    """The fastest implementation there is, and how many bytes of zeroed scratch memory it needs."""
-    try:
-        from layerscope.stats import _kernel
-    except ImportError:  # no compiler at installation: numpy gives the same summaries, more slowly
-        return _summarize_by_numpy, 0
-    return _kernel.summarize, _kernel.SCRATCH_BYTES
+def _no_take(plan: list[int], target: int, threads: int, /, *beside: int) -> int:
+    raise NotImplementedError("The kernel is not compiled: a tensor is read bit by bit.")
 
 
-_summarize, _SCRATCH_BYTES = _best()
+try:
+    from layerscope.stats import _kernel
+
+    _take, _summarize, _SCRATCH_BYTES = _kernel.take, _kernel.summarize, _kernel.SCRATCH_BYTES
+except ImportError:  # no compiler at installation: numpy gives the same summaries, more slowly
+    _take, _summarize, _SCRATCH_BYTES = _no_take, _summarize_by_numpy, 0
 
 #: Whether summaries come from the compiled kernel.
-COMPILED = _summarize is not _summarize_by_numpy
+COMPILED = _take is not _no_take

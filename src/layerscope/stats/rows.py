@@ -6,39 +6,60 @@ from collections.abc import Callable
 
 import numpy as np
 
-from layerscope.records import SAMPLE_STATISTICS, Floats, Ints
+from layerscope.records import BATCH_STATISTICS, SAMPLE_STATISTICS, Floats
 from layerscope.stats.formats import STORED
 from layerscope.stats.kernel import read_memory
 
 _WIDTH = len(SAMPLE_STATISTICS)
-_ROOM = 1024  # rows
+_OVER = len(BATCH_STATISTICS)
+_ROOM = 64  # batches, and sixteen times as many samples
 
 
 class RowArena:
-    """Makes statistics of rows; what it gave is never written again."""
+    """Statistics of the samples of many tensors, and of them over each batch, until it starts over."""
 
     def __init__(self) -> None:
-        self._room = np.empty((0, _WIDTH))
-        self._address = self._used = 0
+        self.numbers = np.empty((16 * _ROOM, _WIDTH))  # `SAMPLE_STATISTICS` of every sample
+        self.over = np.empty((_ROOM, _OVER))  # `BATCH_STATISTICS` of every batch
+        self._used = self._batches = 0
+        self._aim()
 
-    def add(self, address: int, count: int, number: int, rows: int) -> Floats:
-        """The `SAMPLE_STATISTICS` of each row of `count` elements at an address; `number` is their `format_number`.
+    def _aim(self) -> None:
+        self._numbers_at, self._over_at = self.numbers.ctypes.data, self.over.ctypes.data
 
-        Formats of one byte are not read. They are of the finite elements; a row without any has NaN.
+    def start_over(self) -> None:
+        """Forget all of them."""
+        self._used = self._batches = 0
+
+    def reserve(self, rows: int) -> tuple[int, int, int, int]:
+        """Places of so many samples, which are one batch: of the first among all samples, and among the batches.
+
+        Then the addresses of their numbers, and of the batch's.
         """
-        if self._used + rows > len(self._room):
-            self._room = np.empty((max(_ROOM, rows), _WIDTH))
-            self._address, self._used = self._room.ctypes.data, 0
-        first, self._used = self._used, self._used + rows
-        numbers = self._room[first : self._used]
+        first, batch = self._used, self._batches
+        if first + rows > len(self.numbers) or batch == len(self.over):
+            self.numbers = np.concatenate((self.numbers, np.empty((max(rows, len(self.numbers)), _WIDTH))))
+            self.over = np.concatenate((self.over, np.empty_like(self.over)))
+            self._aim()
+        self._used, self._batches = first + rows, batch + 1
+        return first, batch, self._numbers_at + first * 8 * _WIDTH, self._over_at + batch * 8 * _OVER
+
+    def add(self, address: int, count: int, number: int, rows: int) -> tuple[int, int]:
+        """Places of the rows of `count` elements at an address; `number` is their `format_number`.
+
+        Formats of one byte are not read. Statistics are of the finite elements; a row without any has NaN.
+        """
+        first, batch, *at = self.reserve(rows)
         if count == 0:
-            numbers[:] = np.nan
+            self.numbers[first : first + rows] = self.over[batch] = np.nan
         elif _rows is not None:
-            _rows(address, count, number, rows, self._address + first * 8 * _WIDTH)
+            _rows(address, count, number, rows, *at)
         else:
             values = read_memory(address, count, STORED[number & 255]).reshape(rows, -1).astype(np.float64)
+            numbers = self.numbers[first : first + rows]
             numbers.T[:] = _by_numpy(values)
-        return numbers
+            self.over[batch] = _over(numbers)
+        return first, batch
 
 
 def _by_numpy(values: Floats) -> tuple[Floats, ...]:
@@ -52,20 +73,16 @@ def _by_numpy(values: Floats) -> tuple[Floats, ...]:
         return mean, sizes.sum(1) / count, deviation, np.where(count > 0, sizes.max(1), np.nan)
 
 
-def over_batches(numbers: list[Floats]) -> Floats:
-    """Mean, standard deviation and largest magnitude of every statistic over each batch: `BATCH_STATISTICS`, by row."""
-    sizes = np.array([len(batch) for batch in numbers])
-    starts: Ints = np.cumsum(sizes) - sizes
-    every = np.concatenate(numbers)
+def _over(numbers: Floats) -> Floats:
+    """Mean, standard deviation and largest magnitude of every statistic over the batch."""
     with np.errstate(invalid="ignore", over="ignore"):
-        mean = np.add.reduceat(every, starts) / sizes[:, None]
-        away = every - np.repeat(mean, sizes, 0)
-        deviation = np.sqrt(np.add.reduceat(away * away, starts) / sizes[:, None])
-        largest = np.maximum.reduceat(np.abs(every), starts)
-    return np.stack((mean, deviation, largest), 2).reshape(len(numbers), -1)
+        mean = numbers.mean(0)
+        deviation = np.sqrt(np.square(numbers - mean).mean(0))
+        found: Floats = np.stack((mean, deviation, np.abs(numbers).max(0)), 1).ravel()
+    return found
 
 
-def _best() -> Callable[[int, int, int, int, int], None] | None:
+def _best() -> Callable[[int, int, int, int, int, int], None] | None:
     try:
         from layerscope.stats._kernel import rows
     except ImportError:  # no compiler at installation: numpy gives the same

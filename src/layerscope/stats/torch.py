@@ -14,7 +14,6 @@ import torch
 from torch.nn.parameter import is_lazy
 
 from layerscope.errors import SelectError
-from layerscope.records import Floats
 from layerscope.stats import kernel
 from layerscope.stats.formats import BYTES, STORED, WORDS
 from layerscope.stats.rows import RowArena
@@ -41,11 +40,11 @@ def add(arena: kernel.Arena, tensor: torch.Tensor) -> int:
     read in place, too. Strided views with gaps, broadcast tensors and tensors on other devices are copied.
     Of float4 tensors, which hold two elements in a byte, both are counted.
     """
-    place = _in_place(tensor)
+    place = in_place(tensor)
     if place is None:
         tensor, number = _readable(tensor)
         place = [_address(tensor), tensor.numel(), number]
-    return arena.add_many(place, _threads(place[1]))
+    return arena.add_many(place, threads_for(place[1]))
 
 
 def add_many(arena: kernel.Arena, tensors: Sequence[torch.Tensor]) -> tuple[list[int], dict[int, SelectError]]:
@@ -58,7 +57,7 @@ def add_many(arena: kernel.Arena, tensors: Sequence[torch.Tensor]) -> tuple[list
     apart: dict[int, int] = {}
     errors: dict[int, SelectError] = {}
     for position, tensor in enumerate(tensors):
-        place = _in_place(tensor)
+        place = in_place(tensor)
         if place is not None:
             plan += place
             continue
@@ -66,7 +65,7 @@ def add_many(arena: kernel.Arena, tensors: Sequence[torch.Tensor]) -> tuple[list
             apart[position] = add(arena, tensor)  # at once: a copy lives no longer than it must
         except SelectError as error:
             apart[position], errors[position] = -1, error
-    first = arena.add_many(plan, _threads(max(plan[1::3], default=0)))
+    first = arena.add_many(plan, threads_for(max(plan[1::3], default=0)))
     planned = range(first, first + len(plan) // 3)
     if not apart:
         return list(planned), errors
@@ -74,10 +73,10 @@ def add_many(arena: kernel.Arena, tensors: Sequence[torch.Tensor]) -> tuple[list
     return [apart[i] if i in apart else next(following) for i in range(len(tensors))], errors
 
 
-def sample_statistics(arena: RowArena, tensor: torch.Tensor, batch_dim: int) -> Floats:
-    """The `SAMPLE_STATISTICS` of each sample of a batch; of complex numbers, those of their magnitudes."""
+def sample_statistics(arena: RowArena, tensor: torch.Tensor, batch_dim: int) -> tuple[int, int]:
+    """Places in the arena of the samples' statistics and the batch's; of complex numbers, of their magnitudes."""
     samples = tensor.shape[batch_dim]
-    place = _in_place(tensor) if batch_dim == 0 else None
+    place = in_place(tensor) if batch_dim == 0 else None
     if place is None or place[2] & 255 >= len(WORDS):
         with torch.no_grad():
             tensor = tensor.detach().movedim(batch_dim, 0)
@@ -140,15 +139,15 @@ def thinned(tensor: torch.Tensor, most: int) -> torch.Tensor:
     return tensor.detach().as_strided((count,), (1,), tensor.storage_offset())[::distance]
 
 
-def _threads(largest: int) -> int:
+def threads_for(largest: int) -> int:
     """How many threads to share a tensor of so many elements among: as many as torch would, up to a few."""
     return 1 if largest < kernel.LARGE else min(torch.get_num_threads(), _MOST_THREADS)
 
 
-def _in_place(tensor: torch.Tensor) -> list[int] | None:
+def in_place(tensor: torch.Tensor) -> list[int] | None:
     """What `Arena.add` needs to know of a tensor that can be read where it lies, and is known to be dense at once."""
     number = _NUMBER.get(tensor.dtype)
-    if number is None or not tensor.is_cpu:
+    if number is None or not tensor.is_cpu or tensor.is_nested:
         return None
     try:
         if not tensor.is_contiguous():

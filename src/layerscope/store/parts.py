@@ -5,6 +5,7 @@ from __future__ import annotations
 import mmap
 import os
 import stat
+import threading
 from collections.abc import Callable, Iterable
 from functools import cached_property, partial
 from itertools import pairwise
@@ -69,12 +70,33 @@ def _options(table: str) -> dict[str, object]:
     return options
 
 
+class Lately:
+    """Row groups that were read last: what one series needs of them, its neighbours need too. Threads share it."""
+
+    def __init__(self, most_bytes: int = 0) -> None:
+        self._most_bytes = most_bytes
+        self._tables: dict[object, pa.Table] = {}
+        self._lock = threading.Lock()
+
+    def get(self, key: object, read: Callable[[], pa.Table]) -> pa.Table:
+        """The table of that key, read if it is not at hand."""
+        with self._lock:
+            table = self._tables.pop(key, None)
+        table = read() if table is None else table
+        with self._lock:
+            self._tables[key] = table  # as the newest
+            while sum(each.nbytes for each in self._tables.values()) > self._most_bytes:
+                del self._tables[next(iter(self._tables))]
+        return table
+
+
 class Part:
     """One compacted file: mapped, its row groups known by series and step."""
 
-    def __init__(self, path: Path, table: str, rows: int) -> None:
+    def __init__(self, path: Path, table: str, rows: int, lately: Lately | None = None) -> None:
         self.path = path
         self.rows = rows
+        self._lately = lately or Lately()
         self._table = table
         self._lost = (
             "Restore the file from a copy of the run, or take its entry out of live.json "
@@ -168,25 +190,40 @@ class Part:
         found = [values(table[column]) for task in self.tasks([column], Wanted()) for table in task()]
         return np.concatenate([np.zeros(0, dtype), *found])
 
+    def groups(self, wanted: Wanted) -> list[int]:
+        """The row groups that may hold a wanted row."""
+        found: list[int] = np.flatnonzero(wanted.blocks(self._series, self._step)).tolist()
+        return found
+
+    def rows_of(self, group: int) -> int:
+        """Rows of a row group."""
+        return int(self._metadata.row_group(group).num_rows)
+
     def tasks(self, columns: list[str], wanted: Wanted) -> list[Task]:
         """The reading of the wanted rows, columns in the order asked for, in pieces that threads can share."""
-        groups = np.flatnonzero(wanted.blocks(self._series, self._step)).tolist()
+        groups = self.groups(wanted)
         shares = [groups[start : start + _GROUPS_AT_ONCE] for start in range(0, len(groups), _GROUPS_AT_ONCE)]
-        return [partial(self._read, share, columns, wanted) for share in shares]
+        return [partial(self.read, share, columns, wanted) for share in shares]
 
-    def _read(self, groups: list[int], columns: list[str], wanted: Wanted) -> list[pa.Table]:
+    def read(self, groups: list[int], columns: list[str], wanted: Wanted) -> list[pa.Table]:
         """The wanted rows of some row groups."""
         keys = [name for name in ("series", "step") if name in SCHEMA[self._table].names and not wanted.everything]
         present = set(self._found.names)
         names = [name for name in dict.fromkeys([*columns, *keys]) if name in present]
         try:
-            file = self._opened(self._metadata)
-            tables = [_chosen(file.read_row_group(group, names, use_threads=False), names, wanted) for group in groups]
+            tables = [_chosen(self._group(group, names, wanted), names, wanted) for group in groups]
         except _UNREADABLE as error:
             raise damaged(self.path, _reason(error), self._lost) from None
         if hasattr(mmap, "MADV_DONTNEED"):  # what was read stays in the system's cache, but is none of our memory
             self._mapped.madvise(mmap.MADV_DONTNEED)
         return [self._complete(table, columns) for table in tables if table.num_rows]
+
+    def _group(self, group: int, names: list[str], wanted: Wanted) -> pa.Table:
+        def read() -> pa.Table:
+            return self._opened(self._metadata).read_row_group(group, names, use_threads=False)
+
+        one_series = wanted.series is not None and len(wanted.series) == 1
+        return self._lately.get((self.path, group, *names), read) if one_series else read()
 
     def _complete(self, table: pa.Table, columns: list[str]) -> pa.Table:
         if table.column_names == columns:

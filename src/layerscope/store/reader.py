@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +16,7 @@ from layerscope.store.columns import flags, numbers, texts, valid, values
 from layerscope.store.format import SCHEMA
 from layerscope.store.order import key_columns, places
 from layerscope.store.small import SmallTables
-from layerscope.store.sources import Sources
+from layerscope.store.sources import Piece, Sources
 from layerscope.store.wanted import Flags, Steps, Wanted
 
 KEYS = ("rank", "session", "step", "series")
@@ -50,33 +50,24 @@ class Reader(SmallTables):
         table = self._ordered("moments", table, history=history)
         return self._known(table).select([*KEYS, *chosen])
 
-    def moments_by_file(self, series: npt.ArrayLike, columns: Sequence[str]) -> Iterator[pa.Table]:
-        """Moments of some series, one table for each file they are in: no more than that is held at once.
-
-        Rows come as they lie, and rows that a later session recorded again are among them.
-        """
-        chosen, wanted = _chosen(columns), Wanted.of(series, None)
-        sources = self._catalogue.sources("moments")
-        files = [Sources("moments", [part], []) for part in sources.parts]
-        files += [Sources("moments", [], [segment]) for segment in sources.segments]
-        for file in files:
-            yield self._resolved(file, [*KEYS, "alias", *chosen], wanted).select([*KEYS, *chosen])
+    def moment_pieces(self, series: npt.ArrayLike) -> list[Piece]:
+        """The pieces of the files that may hold moments of some series, to read column by column."""
+        return self._catalogue.sources("moments").pieces(Wanted.of(series, None))
 
     def bits(self, series: npt.ArrayLike | None = None, steps: Steps = None, *, history: bool = False) -> pa.Table:
         """Encoded bit-counts by series, rank and step: rank, session, step, series, m, counts (see `encoded`)."""
         wanted = Wanted.of(series, steps)
         later = self._catalogue.sources("bits")  # a writer writes it after moments: looked at first, none is missing
         rows = self._catalogue.sources("moments").read([*KEYS, "alias"], wanted)
-        rows = self._known(self._ordered("moments", rows, history=history))
-        alias = _filled(rows.column("alias"))
-        number = values(rows.column("series"))
-        source = np.where(alias >= 0, alias, number)
-        sought = wanted if wanted.series is None else wanted.with_series(source)
-        bits = later.read([*KEYS, "m", "counts"], sought)
-        rank, session, step = key_columns(rows, KEYS[:3])
-        place = places((rank, session, step, source), key_columns(bits, KEYS))
-        found = place >= 0
-        return _joined(rows.select(KEYS), bits.select(["m", "counts"]), found, place)
+        return _bits_of(self._known(self._ordered("moments", rows, history=history)), later, wanted)
+
+    def summaries(self, series: npt.ArrayLike, steps: Steps = None) -> tuple[pa.Table, pa.Table]:
+        """`moments` and `bits`, with less to read than one after the other; without `scale` and `merged`."""
+        wanted, chosen = Wanted.of(series, steps), spec.MOMENTS
+        later = self._catalogue.sources("bits")
+        rows = self._resolved(self._catalogue.sources("moments"), [*KEYS, "alias", *chosen], wanted)
+        rows = self._known(self._ordered("moments", rows, history=False))
+        return rows.select([*KEYS, *chosen]), _bits_of(rows, later, wanted)
 
     def extras(
         self,
@@ -119,25 +110,39 @@ class Reader(SmallTables):
 
     def _resolved(self, files: Sources, columns: list[str], wanted: Wanted) -> pa.Table:
         """The wanted rows, with the moments of alias rows taken from the rows they stand for, in the same file."""
-        table = files.read(columns, wanted)
-        alias = _filled(table.column("alias"))
-        aliases = np.flatnonzero(alias >= 0)
+        plain, aliases = _split(files.read(columns, wanted))
         self.problems[LOST_ALIAS] = 0
-        if len(aliases) == 0:
-            return table
-        sources = table.filter(flags(alias < 0))
+        if aliases.num_rows == 0:
+            return plain
+        sources, alias = plain, _filled(aliases.column("alias"))
         if wanted.series is not None:
-            sought = wanted.with_series(alias[aliases])
-            rows = files.read(columns, sought)
-            sources = rows.filter(flags(_filled(rows.column("alias")) < 0))
-        theirs = key_columns(table, KEYS[:3])
-        place = places((*(column[aliases] for column in theirs), alias[aliases]), key_columns(sources, KEYS))
+            sources, _ = _split(files.read(columns, wanted.with_series(alias)))
+        place = places((*key_columns(aliases, KEYS[:3]), alias), key_columns(sources, KEYS))
         self.problems[LOST_ALIAS] = int(np.count_nonzero(place < 0))
-        own = [name for name in table.column_names if name in (*KEYS, "alias", "scale", "merged")]
-        taken = [name for name in table.column_names if name not in own]
-        followed = _joined(table.take(numbers(aliases)).select(own), sources.select(taken), place >= 0, place)
-        plain = table.filter(flags(alias < 0))
-        return pa.concat_tables([plain, followed.select(table.column_names)])
+        own = [name for name in columns if name in (*KEYS, "alias", "scale", "merged")]
+        taken = [name for name in columns if name not in own]
+        followed = _joined(aliases.select(own), sources.select(taken), place >= 0, place)
+        return pa.concat_tables([plain, followed.select(columns)])
+
+
+def _split(rows: pa.Table) -> tuple[pa.Table, pa.Table]:
+    """Rows with moments of their own, and rows that stand for others."""
+    alias = rows.column("alias")
+    if alias.null_count == len(alias):
+        return rows, rows.slice(0, 0)
+    own = _filled(alias) < 0
+    return (rows, rows.slice(0, 0)) if own.all() else (rows.filter(flags(own)), rows.filter(flags(~own)))
+
+
+def _bits_of(rows: pa.Table, bits: Sources, wanted: Wanted) -> pa.Table:
+    """The bit-counts of rows of moments, with the keys of these; alias rows have those that they stand for."""
+    alias = _filled(rows.column("alias"))
+    source = np.where(alias >= 0, alias, values(rows.column("series")))
+    sought = wanted if wanted.series is None else wanted.with_series(source)
+    found = bits.read([*KEYS, "m", "counts"], sought)
+    rank, session, step = key_columns(rows, KEYS[:3])
+    place = places((rank, session, step, source), key_columns(found, KEYS))
+    return _joined(rows.select(KEYS), found.select(["m", "counts"]), place >= 0, place)
 
 
 def encoded(bits: pa.Table) -> tuple[Bytes, Ints, Bytes]:

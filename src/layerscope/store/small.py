@@ -18,6 +18,7 @@ from layerscope.store.folder import Status, status_of
 from layerscope.store.format import GRAPH, SCHEMA, TABLES, Manifest, read_manifest
 from layerscope.store.graph import read_graph
 from layerscope.store.order import SORT_KEYS, in_order, key_columns, without_earlier
+from layerscope.store.parts import Lately
 from layerscope.store.sources import Catalogue
 from layerscope.store.wanted import Flags, Wanted, packed
 
@@ -27,11 +28,11 @@ UNKNOWN_SERIES = "rows of unknown series"
 class SmallTables:
     """The tables of one run folder that are small enough to be read whole."""
 
-    def __init__(self, folder: str | os.PathLike[str]) -> None:
+    def __init__(self, folder: str | os.PathLike[str], lately: Lately | None = None) -> None:
         self.folder = Path(folder)
         self.manifest: Manifest = read_manifest(self.folder)
         self.problems: dict[str, int] = {}
-        self._catalogue = Catalogue(self.folder)
+        self._catalogue = Catalogue(self.folder, lately)
         self._catalogue.live()
         self._series_rows = -1
         self._series_keys: list[Ids | Ints] = []

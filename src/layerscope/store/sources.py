@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import pyarrow as pa
 
 from layerscope.errors import FormatError
 from layerscope.store.format import LIVE, PARTS, SCHEMA, SEGMENTS, TABLES, Live, SegmentName, damaged, read_live
-from layerscope.store.parts import Part, Task
+from layerscope.store.parts import Lately, Part
 from layerscope.store.segments import Segment
 from layerscope.store.wanted import Wanted
 
+Given = TypeVar("Given")
+Made = TypeVar("Made")
 _ATTEMPTS = 100  # each one means that a compaction ended meanwhile
 
 
@@ -64,7 +68,8 @@ class Sources:
 
     def read(self, columns: list[str], wanted: Wanted) -> pa.Table:
         """The wanted rows, in the order of recording."""
-        found = _run([task for part in self.parts for task in part.tasks(columns, wanted)])
+        tasks = [task for part in self.parts for task in part.tasks(columns, wanted)]
+        found = [table for tables in in_threads(lambda task: task(), tasks) for table in tables]
         for segment in self.segments:
             found.extend(segment.read(columns, wanted))
         if not found:
@@ -72,20 +77,46 @@ class Sources:
             return pa.Table.from_batches([], schema)
         return pa.concat_tables(found)
 
+    def pieces(self, wanted: Wanted) -> list[Piece]:
+        """The pieces of the files that may hold a wanted row, in the order of recording."""
+        found = [Piece(part, group) for part in self.parts for group in part.groups(wanted)]
+        return found + [Piece(segment, 0) for segment in self.segments if segment.rows]
 
-def _run(tasks: list[Task]) -> list[pa.Table]:
-    """The tables of all tasks in order, read by as many threads as there are cores."""
-    if len(tasks) < 2:
-        return [table for task in tasks for table in task()]
-    with ThreadPoolExecutor(min(len(tasks), os.cpu_count() or 1)) as pool:
-        return [table for tables in pool.map(lambda task: task(), tasks) for table in tables]
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A row group of a part, or a whole segment, which may get longer from one look to the next."""
+
+    file: Part | Segment
+    group: int
+
+    @property
+    def rows(self) -> int:
+        """How many rows there are by now."""
+        return self.file.rows_of(self.group) if isinstance(self.file, Part) else self.file.rows
+
+    def read(self, columns: list[str]) -> pa.Table:
+        """All rows, as they lie."""
+        if isinstance(self.file, Part):
+            (table,) = self.file.read([self.group], columns, Wanted())
+            return table
+        return pa.concat_tables(self.file.read(columns, Wanted()))
+
+
+def in_threads(use: Callable[[Given], Made], things: Sequence[Given]) -> list[Made]:
+    """What is made of each thing, in order, by as many threads as there are cores."""
+    if len(things) < 2:
+        return [use(thing) for thing in things]
+    with ThreadPoolExecutor(min(len(things), os.cpu_count() or 1)) as pool:
+        return list(pool.map(use, things))
 
 
 class Catalogue:
     """Opens the files of a run, and keeps what it has opened for the next look."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, lately: Lately | None = None) -> None:
         self.folder = folder
+        self._lately = lately
         self._parts: dict[tuple[str, str], Part] = {}
         self._segments: dict[tuple[str, SegmentName], Segment] = {}
         self._live = Live()
@@ -155,5 +186,5 @@ class Catalogue:
             self._segments[key].follow()
         for part, entry in parts.items():
             if part not in self._parts:
-                self._parts[part] = Part(self.folder / PARTS / table / entry.file, table, entry.rows)
+                self._parts[part] = Part(self.folder / PARTS / table / entry.file, table, entry.rows, self._lately)
         return Sources(table, [self._parts[part] for part in parts], [self._segments[key] for key in current])

@@ -36,21 +36,21 @@ class Axis:
     ticks: Floats
 
 
-def value_axis(kind: AxisKind, pooled: derive.BitRows, zeros: float, bins: int) -> Axis:
-    """The axis that suits the buckets of one row, which are sorted; magnitudes for the exponent axis."""
-    if len(pooled.row) == 0:
+def value_axis(kind: AxisKind, bits: derive.BitRows, zeros: float, bins: int) -> Axis:
+    """The axis that suits the buckets of all rows together; magnitudes for the exponent axis."""
+    if len(bits.row) == 0:
         return linear(-1.0, 1.0, bins)
     if kind is AxisKind.LOG:
-        return exponents(pooled, bins)
+        return exponents(bits, bins)
     if kind is AxisKind.SYMLOG:
-        return symlog(pooled, bins)
-    low, high = _robust(pooled, zeros)
+        return symlog(bits, bins)
+    low, high = _robust(bits, zeros)
     return linear(low, high, bins)
 
 
-def _robust(pooled: derive.BitRows, zeros: float) -> tuple[float, float]:
-    low, high = derive.quantiles(pooled, np.array([zeros]), ROBUST)[0]
-    ends = np.array([pooled.low.min(), low, high, pooled.high.max()]).clip(-FARTHEST, FARTHEST)
+def _robust(bits: derive.BitRows, zeros: float) -> tuple[float, float]:
+    low, high = derive.pooled_quantiles(bits, zeros, ROBUST)
+    ends = np.array([bits.low.min(), low, high, bits.high.max()]).clip(-FARTHEST, FARTHEST)
     beyond = BEYOND * (ends[2] - ends[1])
     low, high = float(max(ends[1] - beyond, ends[0])), float(min(ends[2] + beyond, ends[3]))
     span = high - low
@@ -75,11 +75,11 @@ def linear(low: float, high: float, bins: int) -> Axis:
     return Axis(np.linspace(low, high, bins + 1), np.arange(first, last + 1) * spacing)
 
 
-def symlog(pooled: derive.BitRows, bins: int) -> Axis:
+def symlog(bits: derive.BitRows, bins: int) -> Axis:
     """Bins of equal width near zero and equal ratio far from it, over all values; ticks at zero and powers of ten."""
-    smallest, largest = np.array([pooled.low.min(), pooled.high.max()]).clip(-FARTHEST, FARTHEST)
+    smallest, largest = np.array([bits.low.min(), bits.high.max()]).clip(-FARTHEST, FARTHEST)
     reach = max(-smallest, largest, NEAREST)
-    typical = derive.quantiles(magnitudes(pooled), np.zeros(1), np.array([0.05]))[0, 0]
+    typical = derive.pooled_quantiles(bits, 0.0, np.array([0.05]), of_magnitudes=True)[0]
     decade = np.floor(np.log10(reach))
     knee = 10.0 ** np.clip(np.floor(np.log10(typical)), decade - MOST_DECADES, decade)
     largest = largest if reach > NEAREST else NEAREST
@@ -105,14 +105,14 @@ def _symmetric_ticks(edges: Floats, knee: float) -> Floats:
     return np.sort(np.array(ticks))
 
 
-def exponents(pooled: derive.BitRows, bins: int) -> Axis:
+def exponents(bits: derive.BitRows, bins: int) -> Axis:
     """Whole octaves, each cut into as many equal parts as fit; ticks at powers of two.
 
     The parts of an octave end where buckets end, so the counts are exact.
     """
-    share = derive.quantiles(pooled, np.zeros(1), np.array([0.001]))[0, 0]
+    share = derive.pooled_quantiles(bits, 0.0, np.array([0.001]))[0]
     first = max(int(np.floor(np.log2(share))), SMALLEST_OCTAVE)
-    last = int(pooled.exponent.max()) + 1
+    last = int(bits.exponent.max()) + 1
     octaves = max(last - first, 1)
     parts = next((parts for parts in (8, 4, 2) if parts * octaves <= bins), 1)
     joined = -(-octaves // bins)  # octaves per bin where there are more of them than bins
@@ -127,7 +127,6 @@ def exponents(pooled: derive.BitRows, bins: int) -> Axis:
 
 def magnitudes(bits: derive.BitRows) -> derive.BitRows:
     """The buckets of the absolute values, sorted."""
-    negative = bits.low < 0
-    low, high = np.where(negative, -bits.high, bits.low), np.where(negative, -bits.low, bits.high)
+    low, high = derive.magnitudes_of(bits)
     order = np.lexsort((low, bits.row))
     return derive.BitRows(bits.rows, bits.row[order], low[order], high[order], bits.counts[order], bits.exponent[order])

@@ -11,7 +11,7 @@ import numpy as np
 from layerscope.records import Floats, Ints
 from layerscope.stats import derive
 from layerscope.viz.axis import AxisKind, magnitudes, value_axis
-from layerscope.viz.histogram import binned, pooled
+from layerscope.viz.histogram import binned
 from layerscope.viz.scalar import ScalarView
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def histograms_view(held: Sequence[Held], step: int | None, axis: AxisKind, bins
     together = _together(parts)
     zeros = np.array([_number(one, row, "zeros") for one, row in zip(held, rows, strict=True)])
     counted = np.zeros(len(held)) if axis is AxisKind.LOG else zeros
-    laid = value_axis(axis, pooled(together), float(counted.sum()), bins)
+    laid = value_axis(axis, together, float(counted.sum()), bins)
     counts = binned(together, laid.edges, counted)
     runs = tuple(_histogram(one, row, counts[at]) for at, (one, row) in enumerate(zip(held, rows, strict=True)))
     return HistogramsView(axis, laid.edges, laid.ticks, runs)
@@ -103,10 +103,7 @@ def _row(one: Held, row: int | None) -> derive.BitRows:
         return derive.BitRows(
             1, nothing.astype(np.int64), nothing, nothing, nothing.astype(np.int64), nothing.astype(np.int32)
         )
-    bits = one.history.bits
-    cut = slice(*np.searchsorted(bits.row, (row, row + 1)))
-    at = np.zeros(cut.stop - cut.start, np.int64)
-    return derive.BitRows(1, at, bits.low[cut], bits.high[cut], bits.counts[cut], bits.exponent[cut])
+    return one.history.bits.decoded(np.array([row, row + 1]))
 
 
 def _together(parts: list[derive.BitRows]) -> derive.BitRows:

@@ -57,11 +57,11 @@ def histogram_view(history: History, axis: AxisKind, screen: Screen) -> Histogra
     """Every summary of one series as a histogram over time."""
     shown = screen.shows(history.steps)
     grouped = columns(history.steps[shown], screen.width)
-    bits = _merged(history.bits, shown, grouped)
+    bits = history.bits.decoded(shown.start + np.append(grouped.starts, len(grouped.of_row)))
     bits = magnitudes(bits) if axis is AxisKind.LOG else bits
     of_columns = _Moments(history, shown, grouped)
     zeros = np.zeros(len(grouped)) if axis is AxisKind.LOG else of_columns.added("zeros")
-    laid = value_axis(axis, pooled(bits), float(zeros.sum()), screen.height)
+    laid = value_axis(axis, bits, float(zeros.sum()), screen.height)
     counts = binned(bits, laid.edges, zeros)
     extremes = ("abs_min", "abs_max") if axis is AxisKind.LOG else ("min", "max")
     return HistogramView(
@@ -103,29 +103,6 @@ class _Moments:
         rows = self._history.stat(name)[self._shown]
         result: Floats = combine.reduceat(rows, self._grouped.starts) if len(rows) else rows
         return result
-
-
-def _merged(bits: derive.BitRows, shown: slice, grouped: Columns) -> derive.BitRows:
-    """The buckets of the rows that are shown, added up within each column and sorted."""
-    start, stop = np.searchsorted(bits.row, (shown.start, shown.stop))
-    cut = slice(int(start), int(stop))
-    column = grouped.of_row[bits.row[cut] - shown.start]
-    low, high, counts, exponent = bits.low[cut], bits.high[cut], bits.counts[cut], bits.exponent[cut]
-    if len(grouped) == len(grouped.of_row) or len(column) == 0:
-        return derive.BitRows(len(grouped), column, low, high, counts, exponent)
-    order = np.lexsort((high, low, column))
-    column, low, high = column[order], low[order], high[order]
-    new = (np.diff(column) > 0) | (np.diff(low) != 0) | (np.diff(high) != 0)
-    starts = np.concatenate(([0], np.flatnonzero(new) + 1))
-    total = np.add.reduceat(counts[order], starts)
-    return derive.BitRows(len(grouped), column[starts], low[starts], high[starts], total, exponent[order][starts])
-
-
-def pooled(bits: derive.BitRows) -> derive.BitRows:
-    """All buckets as those of one row."""
-    order = np.argsort(bits.low, kind="stable")
-    row = np.zeros(len(order), np.int64)
-    return derive.BitRows(1, row, bits.low[order], bits.high[order], bits.counts[order], bits.exponent[order])
 
 
 def binned(bits: derive.BitRows, edges: Floats, zeros: Floats) -> Floats:
