@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -118,6 +119,16 @@ class Value:
     series: int
     samples: Ids  # their places in the batch; none where the tensor has no batch and the array is all of it
     array: npt.NDArray[Any]  # the batch first, one row for each sample; of any type of number, as it is
+
+
+class Values(NamedTuple):
+    """Several of one step, handed over together."""
+
+    step: int
+    series: Sequence[int]
+    samples: Sequence[Ids]
+    arrays: Sequence[npt.NDArray[Any]]
+    bytes: int  # of the arrays
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,7 +260,7 @@ class Dependencies:
     links: tuple[Link, ...]
 
 
-Record = Summaries | Extras | Cost | Value | SampleStats | StepInfo | Kpi | Event | Graph
+Record = Summaries | Extras | Cost | Value | Values | SampleStats | StepInfo | Kpi | Event | Graph
 
 
 class Sink(Protocol):
@@ -265,8 +276,8 @@ class Sink(Protocol):
         """Number of a dependency graph, the same for equal graphs for the life of the run."""
         ...
 
-    def put(self, record: Record) -> None:
-        """Take over one record."""
+    def put(self, *records: Record) -> None:
+        """Take over records; their arrays must not be written again."""
         ...
 
     def close(self) -> None:

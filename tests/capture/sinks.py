@@ -6,7 +6,20 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from layerscope.records import Dependencies, Event, Floats, Kind, Link, Mode, NamedNode, Record, Series, Summaries
+from layerscope.records import (
+    Dependencies,
+    Event,
+    Floats,
+    Kind,
+    Link,
+    Mode,
+    NamedNode,
+    Record,
+    Series,
+    Summaries,
+    Value,
+    Values,
+)
 from layerscope.stats import derive, spec
 
 
@@ -30,8 +43,9 @@ class ListSink:
         self.graphs.append(Dependencies(len(self.graphs), nodes, links))
         return len(self.graphs) - 1
 
-    def put(self, record: Record) -> None:
-        self.records.append(record)
+    def put(self, *records: Record) -> None:
+        for record in records:
+            self.records += each(record) if isinstance(record, Values) else [record]
 
     def close(self) -> None:
         self.closed = True
@@ -61,3 +75,9 @@ class ListSink:
     def stat(self, name: str, site: str, kind: Kind, **where: object) -> float:
         moments = self.moments(site, kind, **where)  # type: ignore[arg-type]  # passed through as given
         return float(derive.statistic(name, lambda column: moments[spec.COLUMN[column] : spec.COLUMN[column] + 1])[0])
+
+
+def each(values: Values) -> list[Value]:
+    """The values one by one."""
+    rows = zip(values.series, values.samples, values.arrays, strict=True)
+    return [Value(values.step, *row) for row in rows]

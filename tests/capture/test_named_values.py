@@ -46,6 +46,37 @@ def test_tensors_of_every_type_are_welcome(dtype: torch.dtype) -> None:
     assert not sink.warnings()
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, *KINDS], ids=str)
+@pytest.mark.parametrize("level", ["summary", "statistics", "samples", "all"])
+def test_the_same_is_recorded_of_a_tensor_in_one_piece_and_of_one_with_gaps(dtype: torch.dtype, level: str) -> None:
+    spread = torch.zeros(9, 6, dtype=dtype)
+    spread[:, ::2] = (torch.randn(9, 3) * 10).to(dtype)
+    found = []
+    for x in (spread[:, ::2].contiguous(), spread[:, ::2]):
+        with recording(depth=Depth(level, samples=4)) as (sink, run):
+            run.record("x", x)
+            run.record("one", x[0], batch_dim=None)
+            run.step()
+        kept = [(value.series, value.samples, value.array) for value in sink.of(Value)]
+        kept += [(stats.series, stats.samples, stats.numbers) for stats in sink.of(SampleStats)]
+        extras = np.array([*sink.extras(0, "x").values()])
+        found.append([part for row in kept for part in row] + [extras, sink.moments("x", Kind.TENSOR)])
+    for one, other in zip(*found, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_values_of_a_step_stay_what_they_are_while_further_steps_are_recorded() -> None:
+    tensors = [torch.randn(8, size) for size in (3, 40, 7, 40, 3, 90)]
+    with recording() as (sink, run):
+        for x in tensors:
+            for name in ("a", "b"):
+                run.record(name, x if name == "a" else -x)
+            run.step()
+    for step, x in enumerate(tensors):
+        assert np.array_equal(sink.value(step, "a").array, x[:5])
+        assert np.array_equal(sink.value(step, "b").array, -x[:5])
+
+
 def test_bool_and_whole_numbers_stay_what_they_are() -> None:
     with recording() as (sink, run):
         run.record("mask", torch.tensor([True, False]))

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 from layerscope.errors import FormatError
-from layerscope.records import SAMPLE_STATISTICS, Kpi, Link, NamedNode, Part, SampleStats, StepInfo, Value
+from layerscope.records import SAMPLE_STATISTICS, Kpi, Link, NamedNode, Part, SampleStats, StepInfo, Value, Values
 from layerscope.store import compact as compaction
 from layerscope.store import format as layout
 from layerscope.store import parts
@@ -51,15 +51,40 @@ def test_arrays_of_every_type_and_shape_come_back_as_they_were(tmp_path: Path, c
         assert found.flags.writeable
 
 
+def test_values_come_back_the_same_one_by_one_and_all_together(tmp_path: Path) -> None:
+    arrays = every_kind_of_array()
+    samples = [SAMPLES if array.ndim else NO_SAMPLES for array in arrays]
+    rows = []
+    for name in ("one by one", "together"):
+        sink = FolderSink(create(tmp_path / name))
+        numbers = [sink.series_id(series_at(place)) for place in range(len(arrays))]
+        if name == "together":
+            sink.put(Values(7, numbers, samples, arrays, sum(array.nbytes for array in arrays)))
+        else:
+            sink.put(*(Value(7, *row) for row in zip(numbers, samples, arrays, strict=True)))
+        sink.close()
+        rows.append(Reader(tmp_path / name).values().to_pylist())
+    assert rows[0] == rows[1]
+
+
+def test_values_that_are_dropped_together_are_all_counted(tmp_path: Path) -> None:
+    sink = FolderSink(create(tmp_path / "run"), queue_bytes=1)
+    sink.put(Values(7, [0, 1, 2], [NO_SAMPLES] * 3, [np.zeros(9)] * 3, 216))
+    sink.close()
+    assert sink.dropped["values"] == 3
+
+
 def test_a_value_of_a_type_that_has_no_place_is_told_and_the_others_are_kept(tmp_path: Path) -> None:
     sink = FolderSink(create(tmp_path / "run"))
     number = sink.series_id(series_at(0))
     sink.put(Value(1, number, NO_SAMPLES, np.array(["text"])))
     sink.put(Value(2, number, NO_SAMPLES, np.zeros(2)))
+    sink.put(Values(3, (number,) * 3, (NO_SAMPLES,) * 3, (np.ones(1), np.array(["text"]), np.arange(3)), 48))
     sink.close()
     reader = Reader(tmp_path / "run")
-    assert reader.values()["step"].to_pylist() == [2]
-    assert "1 values were not kept, the first of series 0 at step 1" in reader.events()["text"][0].as_py()
+    assert reader.values()["step"].to_pylist() == [2, 3, 3]
+    assert [array.tolist() for array in arrays_of(reader.values())] == [[0, 0], [1], [0, 1, 2]]
+    assert "2 values were not kept, the first of series 0 at step 1" in reader.events()["text"][0].as_py()
 
 
 def test_steps_statistics_of_samples_and_types_of_kpis_come_back_as_they_were(tmp_path: Path) -> None:

@@ -37,7 +37,7 @@ class Collector:
     def __init__(self, sink: Sink, add_tensor: AddTensor) -> None:
         self._sink = sink
         self._add_tensor = add_tensor
-        self._arena = Arena()
+        self.arena = Arena()  # takes turns by itself
         self._numbers: dict[Identity, int] = {}
         self._rows: dict[int, list[int]] = {}
         self._extras: dict[int, dict[str, float]] = {}
@@ -46,8 +46,7 @@ class Collector:
 
     def summarise(self, tensor: object) -> int:
         """Row of the tensor's summary, which is in no series yet."""
-        with self._lock:
-            return self._add_tensor(self._arena, tensor)
+        return self._add_tensor(self.arena, tensor)
 
     def count(self, row: int, identity: Identity, shape: tuple[int, ...]) -> None:
         """Count a summary into a series."""
@@ -88,8 +87,8 @@ class Collector:
         """Forget the step in progress."""
         with self._lock:
             self._rows, self._extras = {}, {}
-            if len(self._arena):
-                self._arena.drain()
+            if len(self.arena):
+                self.arena.drain()
 
     def finish(self, step: int, scales: Mapping[Reading, float | None] = MappingProxyType({})) -> Taken:
         """The step's summaries; and start over.
@@ -100,12 +99,15 @@ class Collector:
         with self._lock:
             rows, self._rows = self._rows, {}
             extras, self._extras = self._extras, {}
-            summaries = self._arena.drain()
-        scale_of = {number: scales.get(reading, 1.0) if (reading := self._readings[number]) else 1.0 for number in rows}
-        rows = {number: members for number, members in rows.items() if scale_of[number] is not None}
+            summaries = self.arena.drain()
+        factors = np.ones(len(rows))
+        if any(scale != 1.0 for scale in scales.values()):
+            scale_of = {n: scales.get(reading, 1.0) if (reading := self._readings[n]) else 1.0 for n in rows}
+            rows = {number: members for number, members in rows.items() if scale_of[number] is not None}
+            factors = np.array([scale_of[number] for number in rows], np.float64)
         if not rows:
             return Taken(0, 0)
-        record = _gathered(step, rows, summaries, np.array([scale_of[number] for number in rows], np.float64))
+        record = _gathered(step, rows, summaries, factors)
         records = (record, _extras(step, rows, extras)) if extras else (record,)
         return Taken(len(summaries.m), record.moments.nbytes + record.bits.nbytes, records)
 
@@ -118,6 +120,10 @@ def _scaled_at(identity: Identity) -> Reading | None:
 
 def _gathered(step: int, rows: dict[int, list[int]], summaries: combine.Encoded, scales: Floats) -> Summaries:
     """The step's record: a series with the very rows of another is an alias of it."""
+    numbers = np.fromiter(rows, np.int32, len(rows))
+    if [*rows.values()] == [[row] for row in range(len(summaries.m))] and (scales == 1).all():  # in order, each once
+        ones = np.ones(len(rows), np.int32)
+        return Summaries(step, numbers, *summaries, -ones, scales, ones)
     groups = {number: tuple(members) for number, members in rows.items()}
     owners: dict[tuple[int, ...], int] = {}
     for number, group in groups.items():
@@ -136,7 +142,7 @@ def _gathered(step: int, rows: dict[int, list[int]], summaries: combine.Encoded,
     alias = [-1 if mine else owners[group] for group, mine in zip(groups.values(), own, strict=True)]
     return Summaries(
         step=step,
-        series=np.fromiter(groups, np.int32, len(groups)),
+        series=numbers,
         moments=picked.moments,
         m=picked.m,
         offsets=picked.offsets,

@@ -55,9 +55,12 @@ class Book:
         if found.whole:
             self._settle(found.order)
 
+    def graphs(self, found: Dependence) -> tuple[int, ...]:
+        """Numbers of the graphs of a step, as far as they are known."""
+        return self.known.get(found.order) or self._numbers(found)
+
     def put(self, info: StepInfo, found: Dependence) -> None:
         """Hand over the record of a step, and once more when its graphs are known: the last one counts."""
-        info = replace(info, graphs=self.known.get(found.order) or self._numbers(found))
         self._sink.put(info)
         if found.order not in self.known:
             self._waiting = [*self._waiting[1 - _MOST_WAITING :], (info, found.order)]

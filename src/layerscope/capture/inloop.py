@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from layerscope.capture.collector import Taken
-from layerscope.capture.named import Balance, Late, NamedStep, Said
+from layerscope.capture.keeping import Balance, Late
+from layerscope.capture.named import NamedStep
 from layerscope.errors import StateError
 from layerscope.records import STEP_TYPE
 
@@ -98,7 +99,7 @@ class InLoop:
         what is there before the first iteration. `depth` is one of `"summary"`, `"statistics"`, `"samples"`, `"all"`.
         """
         if self._now is not None:
-            self._now.record(name, tensor, Said(part, role, batch_dim, initial, depth))
+            self._now.record(tensor, (name, part, role, batch_dim, initial, depth))
         return tensor
 
     def link(self, source: object, target: object) -> None:

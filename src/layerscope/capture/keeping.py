@@ -1,9 +1,11 @@
-"""Steps that are kept only once it is known how they went."""
+"""Steps that are kept only once it is known how they went, and which samples of them."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 from layerscope.errors import LayerscopeWarning, StateError
 
@@ -63,3 +65,35 @@ class Keeping:
                 text = f"keep_if failed at step {step} ({type(error).__name__}: {error}). Such steps are not kept."
                 warnings.warn(text, LayerscopeWarning, stacklevel=4)
             return False
+
+
+@dataclass(slots=True)
+class Late:
+    """What the user decided when the step was known."""
+
+    reason: str
+    before: int
+    samples: tuple[int, ...] | None = None
+    categories: tuple[str, ...] = ()  # of the chosen samples
+
+
+class Balance:
+    """How many samples of each category were kept so far: those of rare ones are chosen first."""
+
+    def __init__(self) -> None:
+        self._kept: Counter[str] = Counter()
+
+    def choose(self, categories: Sequence[str], most: int) -> tuple[int, ...]:
+        """Places of the samples to keep."""
+        counts, waiting = Counter(self._kept), list(range(len(categories)))
+        chosen: list[int] = []
+        while waiting and len(chosen) < most:
+            place = min(waiting, key=lambda place: counts[categories[place]])
+            counts[categories[place]] += 1
+            waiting.remove(place)
+            chosen.append(place)
+        return tuple(sorted(chosen))
+
+    def note(self, categories: Iterable[str]) -> None:
+        """Samples of these categories were kept."""
+        self._kept.update(categories)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Container, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
+from layerscope.capture.keeping import Balance, Late
 from layerscope.errors import StateError
 from layerscope.records import STEP_TYPE, Part, StepInfo
 
 LEVELS = ("summary", "statistics", "samples", "all")
+STATISTICS, SAMPLES, ALL = range(1, len(LEVELS))
+Key = tuple[int, str, str]  # iteration, name and role
 _PARTS = {part.value: part for part in Part}
 
 
@@ -28,46 +30,53 @@ class Depth:
     bytes_per_step: int = 64 << 20
 
     def __post_init__(self) -> None:
-        check_level(self.level)
+        level_of(self.level)
         if not isinstance(self.samples, int) or self.samples < 0:
             raise StateError(f"samples={self.samples!r} is no number of samples. Give 0 or more.")
         if not isinstance(self.bytes_per_step, int) or self.bytes_per_step < 0:
             raise StateError(f"bytes_per_step={self.bytes_per_step!r} is no number of bytes. Give 64 << 20 for 64 MB.")
 
 
-def check_level(level: object) -> str:
-    """The word, if it is one for a depth."""
-    if isinstance(level, str) and level in LEVELS:
-        return level
-    raise StateError(f"There is no depth {level!r}. Depths are: {', '.join(LEVELS)}.")
-
-
-class Entry:
-    """One tensor that was named in the step."""
-
-    __slots__ = ("batch", "batch_dim", "is_training", "iteration", "level", "name", "number", "part", "role", "shape")
-
-    def __init__(self, name: str, role: str, iteration: int, number: int) -> None:
-        self.name = name
-        self.role = role
-        self.iteration = iteration
-        self.number = number  # in the order of naming
-        self.part = Part.INTERMEDIATE
-        self.level = ""
-        self.batch_dim: int | None = None
-        self.batch = 0  # samples in it, 0 if it has no batch
-        self.shape: tuple[int, ...] = ()
-        self.is_training = True
+def level_of(word: object) -> int:
+    """The place among `LEVELS` of a word for a depth."""
+    if isinstance(word, str) and word in LEVELS:
+        return LEVELS.index(word)
+    raise StateError(f"There is no depth {word!r}. Depths are: {', '.join(LEVELS)}.")
 
 
 class Said(NamedTuple):
     """What a call of `record` says of its tensor."""
 
+    name: str
     part: str
     role: str
     batch_dim: int | None
     initial: bool
     depth: str | None
+
+
+class Node(NamedTuple):
+    """The same, looked up."""
+
+    part: Part
+    level: int
+    word: str  # for the part
+
+
+class Entry:
+    """One tensor that was named in the step."""
+
+    is_training = True
+
+    def __init__(self, key: Key, node: Node, number: int, shape: tuple[int, ...], batch_dim: int | None) -> None:
+        self.key = key
+        self.iteration, self.name, self.role = key
+        self.part = node.part
+        self.level = node.level
+        self.number = number  # in the order of naming
+        self.shape = shape
+        self.batch_dim = batch_dim
+        self.batch = 0 if batch_dim is None else shape[batch_dim]  # samples in it, 0 if it has no batch
 
 
 class Reader(Protocol):
@@ -82,7 +91,7 @@ class Reader(Protocol):
         ...
 
     def computes_again(self) -> bool:
-        """Whether a forward is run again in a backward: what is named then has been named before."""
+        """Whether that is so, or a forward is run again in a backward: what is named then has been named before."""
         ...
 
     def read(self, entry: Entry, tensor: Any) -> None:  # Any: each framework has its own tensors
@@ -107,38 +116,6 @@ class Reader(Protocol):
 
 
 @dataclass(slots=True)
-class Late:
-    """What the user decided when the step was known."""
-
-    reason: str
-    before: int
-    samples: tuple[int, ...] | None = None
-    categories: tuple[str, ...] = ()  # of the chosen samples
-
-
-class Balance:
-    """How many samples of each category were kept so far: those of rare ones are chosen first."""
-
-    def __init__(self) -> None:
-        self._kept: Counter[str] = Counter()
-
-    def choose(self, categories: Sequence[str], most: int) -> tuple[int, ...]:
-        """Places of the samples to keep."""
-        counts, waiting = Counter(self._kept), list(range(len(categories)))
-        chosen: list[int] = []
-        while waiting and len(chosen) < most:
-            place = min(waiting, key=lambda place: counts[categories[place]])
-            counts[categories[place]] += 1
-            waiting.remove(place)
-            chosen.append(place)
-        return tuple(sorted(chosen))
-
-    def note(self, categories: Iterable[str]) -> None:
-        """Samples of these categories were kept."""
-        self._kept.update(categories)
-
-
-@dataclass(slots=True)
 class NamedStep:
     """What was named in the step in progress, and what was said about the step."""
 
@@ -146,11 +123,12 @@ class NamedStep:
     depth: Depth
     holds: bool  # whether all samples are held until the step ends
     known: Container[int]  # hashes of what is said in steps whose graphs are known
+    nodes: dict[tuple[object, ...], Node]  # what was said in steps before this one, looked up
     type: str = STEP_TYPE
     iterations: int = 0
     is_inside: bool = False  # of an iteration
     interrupted: bool = False  # an error went through an iteration
-    entries: dict[tuple[int, str, str], Entry] = field(default_factory=dict)
+    entries: dict[Key, Entry] = field(default_factory=dict)
     said: list[Hashable] = field(default_factory=list)  # all of it, in order: equal steps have equal graphs
     losses: dict[str, None] = field(default_factory=dict)
     unread: dict[str, None] = field(default_factory=dict)  # names in what a compiler has made, where nothing is read
@@ -176,40 +154,38 @@ class NamedStep:
         self.is_inside = False
         self.interrupted |= interrupted
 
-    def record(self, name: str, tensor: object, said: Said) -> None:
+    def record(self, tensor: object, said: tuple[Any, ...]) -> None:  # Any: the fields of `Said`, as they come
         """Take in a named tensor."""
-        if self.reader.is_recorded_by_others():
-            self.unread[name] = None
-            return
         if self.reader.computes_again():
-            self._again(name, tensor, said.role)
+            self._again(tensor, Said(*said))
             return
-        iteration = 0 if said.initial else max(self.iterations, 1)
-        key = (iteration, name, said.role)
+        name, _, role, batch_dim, initial, _ = said
+        try:
+            node = self.nodes[said]
+        except (KeyError, TypeError):  # it is new, or no such thing can be said
+            node = _looked_up(Said(*said), level_of(self.depth.level))
+            self.nodes[said] = node
+        key = (0 if initial else self.iterations or 1, name, role)
         if key in self.entries:
             raise StateError(
-                f"{_spoken(name, said.role)} is recorded twice in iteration {iteration} of the step. Give one of them "
+                f"{_spoken(name, role)} is recorded twice in iteration {key[0]} of the step. Give one of them "
                 "another name or role, or open an iteration() for each pass."
             )
-        entry = Entry(checked_name(name), _checked_role(said.role), iteration, len(self.entries))
-        part = _PARTS.get(said.part)
-        if part is None:
-            raise StateError(f"There is no part {said.part!r} (of {name!r}). Parts are: {', '.join(_PARTS)}.")
-        entry.part = part
-        entry.level = self.depth.level if said.depth is None else check_level(said.depth)
-        entry.shape, entry.batch_dim = self.reader.form(tensor, said.batch_dim, name)
-        entry.batch = 0 if entry.batch_dim is None else entry.shape[entry.batch_dim]
+        entry = Entry(key, node, len(self.entries), *self.reader.form(tensor, batch_dim, name))
         self.entries[key] = entry
-        self.said.append((key, part))
+        self.said.append((key, node.word))
         self.reader.read(entry, tensor)
 
-    def _again(self, name: str, tensor: object, role: str) -> None:
+    def _again(self, tensor: object, said: Said) -> None:
         """A tensor that checkpointing computes a second time: only its gradient is new, if it is clear whose it is."""
-        same = [entry for (_, other, its), entry in self.entries.items() if (other, its) == (name, role)]
+        if self.reader.is_recorded_by_others():
+            self.unread[said.name] = None
+            return
+        same = [entry for (_, *its), entry in self.entries.items() if its == [said.name, said.role]]
         if len(same) == 1:
             self.reader.follow(same[0], tensor)
         elif not same:
-            self.reader.tell_unheard(name)
+            self.reader.tell_unheard(said.name)
 
     def link(self, source: object, target: object) -> None:
         """Let what has one name depend on another."""
@@ -270,10 +246,10 @@ class NamedStep:
         """The chosen samples."""
         return self.first() if self.late is None or self.late.samples is None else self.late.samples
 
-    def info(self, step: int, reason: str) -> StepInfo:
-        """The record of the step, but for its graphs."""
+    def info(self, step: int, reason: str, graphs: tuple[int, ...]) -> StepInfo:
+        """The record of the step."""
         categories = () if self.late is None else self.late.categories
-        numbers = (self.batch, (), self.samples(), categories)
+        numbers = (self.batch, graphs, self.samples(), categories)
         return StepInfo(step, self.type, max(self.iterations, 1), *numbers, tuple(self.losses), reason)
 
 
@@ -292,10 +268,17 @@ def checked_name(name: str) -> str:
     return name
 
 
-def _checked_role(role: str) -> str:
+def _looked_up(said: Said, usual: int) -> Node:
+    """What was said, if it can be."""
+    name, word, role, batch_dim, _, depth = said
+    checked_name(name)
+    if not isinstance(word, str) or word not in _PARTS:
+        raise StateError(f"There is no part {word!r} (of {name!r}). Parts are: {', '.join(_PARTS)}.")
     if not isinstance(role, str) or "@" in role or role == "tensor":
         raise StateError(f"A role cannot be {role!r}: it is text without '@', which marks gradients, and not 'tensor'.")
-    return role
+    if not isinstance(batch_dim, int | None):
+        raise StateError(f"batch_dim={batch_dim!r} of {name!r} is no dimension. Give its number, or None for no batch.")
+    return Node(_PARTS[word], usual if depth is None else level_of(depth), word)
 
 
 def _spoken(name: str, role: str) -> str:

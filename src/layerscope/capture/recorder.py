@@ -13,8 +13,8 @@ from layerscope.capture.cadence import Cadence, Every
 from layerscope.capture.collector import Taken
 from layerscope.capture.dependencies import Book
 from layerscope.capture.inloop import EndedStep, InLoop, Ring
-from layerscope.capture.keeping import Keeping
-from layerscope.capture.named import Balance, Depth, NamedStep, Reader
+from layerscope.capture.keeping import Balance, Keeping
+from layerscope.capture.named import Depth, NamedStep, Node, Reader
 from layerscope.errors import LayerscopeWarning, StateError
 from layerscope.records import STEP_TYPE, Cost, Event, Kpi, Sink
 
@@ -100,6 +100,7 @@ class Recorder(InLoop):
         self._book = Book(sink)
         self._first_step = self._step = first_step
         self._names: dict[str, str] = {}
+        self._nodes: dict[tuple[object, ...], Node] = {}
         self._listening = False
         self._wanted = False  # whether the step in progress is recorded, however it goes
         self._closed = False
@@ -125,8 +126,7 @@ class Recorder(InLoop):
         kept = self._keeping.keeps(self._step, numbers)
         taken = self._end(kept=kept) if self._listening else None
         now = time.time()
-        for name, number in numbers.items():
-            self._sink.put(Kpi(self._step, name, number, now, self._type))
+        self._sink.put(*(Kpi(self._step, name, number, now, self._type) for name, number in numbers.items()))
         self._account(taken, entered_s, hooks_s)
         self._step += 1
         self._listen()
@@ -158,12 +158,12 @@ class Recorder(InLoop):
         """Hand over a step that has ended."""
         if reason != "schedule":
             self._sink.put(Event(ended.step, "kept", f"Kept: {reason}.", time.time()))
-        for record in ended.taken.records:
-            self._sink.put(record)
-        if ended.taken.dependence is not None:
-            info = ended.now.info(ended.step, reason)
+        self._sink.put(*ended.taken.records)
+        found = ended.taken.dependence
+        if found is not None:
+            info = ended.now.info(ended.step, reason, self._book.graphs(found))
             self._balance.note(info.categories)
-            self._book.put(info, ended.taken.dependence)
+            self._book.put(info, found)
 
     def _account(self, taken: Taken | None, entered_s: float, hooks_s: float) -> None:
         """Keep what the step took and, if it was recorded, what that cost."""
@@ -224,7 +224,8 @@ class Recorder(InLoop):
                 self._listener.attach()
             self._listening = True
             named = self._listener.named
-            self._now = NamedStep(named, self._depth, self._ring.size > 0, self._book.known, self._type)
+            known = (self._book.known, self._nodes)
+            self._now = NamedStep(named, self._depth, self._ring.size > 0, *known, self._type)
             named.begin(expected=type is not None, traced=self._book.wants(self._type))
         self._listening_s = time.perf_counter() - began_s
 

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from layerscope.records import Dependencies, Extras, Graph, Record, SampleStats, StepInfo, Summaries, Value
+from layerscope.records import Dependencies, Extras, Graph, Record, SampleStats, StepInfo, Summaries, Value, Values
 from layerscope.store.batches import NumberedSeries
 
 Item = Record | NumberedSeries | Dependencies
@@ -35,6 +35,8 @@ _NAME_BYTES = 64  # a short text and the reference to it; rows may share their t
 
 def size_of(queue: str, item: Item) -> int:
     """Bytes an item holds in memory for one queue."""
+    if isinstance(item, Values):
+        return _SMALL_BYTES * len(item.series) + item.bytes
     if isinstance(item, Summaries):
         if queue == "bits":
             return item.bits.nbytes + item.offsets.nbytes + item.m.nbytes
@@ -54,7 +56,7 @@ def size_of(queue: str, item: Item) -> int:
 
 def rows_of(item: Item) -> int:
     """Rows an item becomes in its table."""
-    return len(item.series) if isinstance(item, Summaries | Extras) else 1
+    return len(item.series) if isinstance(item, Summaries | Extras | Values) else 1
 
 
 @dataclass(slots=True)
@@ -101,11 +103,16 @@ class Backlog:
 
     def add(self, queues: Sequence[str], item: Item) -> int:
         """Takes an item into the queues it belongs to, drops what no longer fits; gives the bytes that wait."""
+        return self.add_all([(queue, item) for queue in queues])
+
+    def add_all(self, items: Sequence[tuple[str, Item]]) -> int:
+        """The same for several, each with a queue."""
+        sizes = sum([size_of(queue, item) for queue, item in items])
         with self._lock:
-            for queue in queues:
+            for queue, item in items:
                 self._queues[queue].append(item)
-                self._bytes += size_of(queue, item)
-            self._arrived += len(queues)
+            self._bytes += sizes
+            self._arrived += len(items)
             if self._bytes > self._bound:
                 self._drop()
             return self._bytes
@@ -124,7 +131,7 @@ class Backlog:
         self._gone += 1
 
     def _count(self, queue: str, item: Item) -> None:
-        assert isinstance(item, Summaries | Extras | Value | SampleStats)
+        assert isinstance(item, Summaries | Extras | Value | Values | SampleStats)
         rows = rows_of(item)
         self.dropped[queue] += rows
         self._unreported.setdefault(queue, Drops()).add(rows, item.step)
@@ -151,7 +158,7 @@ class Backlog:
 
     def _step(self, queue: str) -> int:
         item = self._queues[queue][0]
-        assert isinstance(item, Summaries | Extras | Value | SampleStats | StepInfo)
+        assert isinstance(item, Summaries | Extras | Value | Values | SampleStats | StepInfo)
         return item.step
 
     def settle(self, queue: str, items: Sequence[Item]) -> None:

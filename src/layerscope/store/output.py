@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 
 from layerscope.errors import StoreError
-from layerscope.records import Event, Graph, Value
+from layerscope.records import Event, Graph, Value, Values
 from layerscope.store.backlog import Drops, Item, Load
 from layerscope.store.batches import (
     bits_batch,
@@ -25,7 +25,7 @@ from layerscope.store.folder import OpenRun
 from layerscope.store.format import RUN, TABLES
 from layerscope.store.graph import add_to_graph
 from layerscope.store.segments import SegmentWriter
-from layerscope.store.tensors import sample_stats_batch, values_batch, why_not
+from layerscope.store.tensors import keepable, sample_stats_batch, together, values_batch, why_not
 
 Batcher = Callable[[Any], pa.RecordBatch]  # each takes its own table's items
 _BATCHERS: Mapping[str, Batcher] = {
@@ -99,19 +99,16 @@ class Output:
         if rows:
             self._segments[queue].write(_BATCHERS[queue](rows))
 
-    def _keepable(self, items: list[Item]) -> list[Item]:
+    def _keepable(self, items: list[Item]) -> list[Values]:
         """Values without those that cannot be kept, of which an event tells."""
-        reasons = [why_not(item) for item in items if isinstance(item, Value)]
-        refused = [place for place, reason in enumerate(reasons) if reason is not None]
-        if refused:
-            first = items[refused[0]]
-            assert isinstance(first, Value)
-            self.event(
-                "warning",
-                f"{len(refused)} values were not kept, the first of series {first.series} at step {first.step}: "
-                f"{reasons[refused[0]]}.",
-            )
-        return [item for item, reason in zip(items, reasons, strict=True) if reason is None]
+        found = together([item for item in items if isinstance(item, Value | Values)])
+        refused = [(item, place, why) for item in found for place, why in enumerate(map(why_not, item.arrays)) if why]
+        if not refused:
+            return found
+        item, place, why = refused[0]
+        where = f"the first of series {item.series[place]} at step {item.step}"
+        self.event("warning", f"{len(refused)} values were not kept, {where}: {why}.")
+        return [kept for item in found for kept in keepable(item)]
 
 
 def _told(dropped: Mapping[str, Drops]) -> str:

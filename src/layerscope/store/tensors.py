@@ -12,7 +12,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from layerscope.errors import FormatError
-from layerscope.records import SAMPLE_STATISTICS, Floats, SampleStats, Value
+from layerscope.records import SAMPLE_STATISTICS, Floats, Ids, Ints, SampleStats, Value, Values
 from layerscope.store.columns import large_binary, lists, numbers, texts
 from layerscope.store.format import SEGMENT_SCHEMA
 
@@ -27,52 +27,75 @@ DTYPES = {
 _NAMES = {  # a look-up costs a tenth of asking a dtype for its name
     dtype: name for name, little in DTYPES.items() for dtype in (little, little.newbyteorder(">"))
 }
+_FLOAT64 = DTYPES["float64"]
 MOST_BYTES = 1 << 30  # of one array: Parquet holds less than twice as much in one place
 
 
-def why_not(value: Value) -> str | None:
-    """Why a value cannot be kept, None if it can."""
-    if value.array.dtype not in _NAMES:
-        return f"its type {value.array.dtype} is none of {', '.join(DTYPES)}"
-    return None if value.array.nbytes <= MOST_BYTES else f"it has {value.array.nbytes} bytes, more than {MOST_BYTES}"
+def together(items: Sequence[Value | Values]) -> list[Values]:
+    """The same in a form that is quick to work with."""
+    return [
+        Values(item.step, (item.series,), (item.samples,), (item.array,), item.array.nbytes)
+        if isinstance(item, Value)
+        else item
+        for item in items
+    ]
 
 
-def values_batch(items: Sequence[Value]) -> pa.RecordBatch:
+def why_not(array: Array) -> str | None:
+    """Why an array cannot be kept, None if it can."""
+    if array.dtype not in _NAMES:
+        return f"its type {array.dtype} is none of {', '.join(DTYPES)}"
+    return None if array.nbytes <= MOST_BYTES else f"it has {array.nbytes} bytes, more than {MOST_BYTES}"
+
+
+def keepable(values: Values) -> list[Values]:
+    """Those that can be kept."""
+    rows = zip(values.series, values.samples, values.arrays, strict=True)
+    return together([Value(values.step, *row) for row in rows if why_not(row[2]) is None])
+
+
+def values_batch(items: Sequence[Values]) -> pa.RecordBatch:
     """Rows of the table of values."""
-    names = [_NAMES[item.array.dtype] for item in items]
+    arrays = [array for item in items for array in item.arrays]
+    names = [_NAMES[array.dtype] for array in arrays]
     columns = [
-        *_sampled(items),
+        *_sampled(
+            np.repeat([item.step for item in items], [len(item.series) for item in items]),
+            [series for item in items for series in item.series],
+            [samples for item in items for samples in item.samples],
+        ),
         texts(names),
-        lists([item.array.shape for item in items]),
-        _joined([_bytes(item.array, DTYPES[name]) for item, name in zip(items, names, strict=True)]),
+        lists([array.shape for array in arrays]),
+        _joined([_bytes(array, DTYPES[name]) for array, name in zip(arrays, names, strict=True)]),
     ]
     return pa.RecordBatch.from_arrays(columns, schema=SEGMENT_SCHEMA["values"])
 
 
-def _bytes(array: Array, dtype: np.dtype[Any]) -> bytes:
-    return array.tobytes() if array.dtype == dtype else array.astype(dtype).tobytes()
+def _bytes(array: Array, dtype: np.dtype[Any]) -> Array:
+    """The array as it is written, which it mostly is already."""
+    return np.ascontiguousarray(array if array.dtype == dtype else array.astype(dtype))
 
 
 def sample_stats_batch(items: Sequence[SampleStats]) -> pa.RecordBatch:
     """Rows of the table of statistics of samples."""
-    columns = [*_sampled(items), _joined([item.numbers.astype("<f8", copy=False).tobytes() for item in items])]
+    sampled = _sampled([item.step for item in items], [item.series for item in items], [item.samples for item in items])
+    columns = [*sampled, _joined([_bytes(item.numbers, _FLOAT64) for item in items])]
     return pa.RecordBatch.from_arrays(columns, schema=SEGMENT_SCHEMA["sample_stats"])
 
 
-def _sampled(items: Sequence[Value] | Sequence[SampleStats]) -> list[pa.Array]:
-    samples = [item.samples for item in items]
+def _sampled(steps: Sequence[int] | Ints, series: Sequence[int], samples: Sequence[Ids]) -> list[pa.Array]:
     offsets = np.array([0, *accumulate(map(len, samples))], np.int32)
     flat = np.concatenate(samples).astype(np.int64)
     return [
-        numbers(np.array([item.step for item in items], np.int64)),
-        numbers(np.array([item.series for item in items], np.int32)),
+        numbers(np.asarray(steps, np.int64)),
+        numbers(np.array(series, np.int32)),
         pa.ListArray.from_arrays(numbers(offsets), numbers(flat)),
     ]
 
 
-def _joined(contents: Sequence[bytes]) -> pa.Array:
-    offsets = np.array([0, *accumulate(map(len, contents))], np.int64)
-    return large_binary(offsets, b"".join(contents))
+def _joined(contents: Sequence[Array]) -> pa.Array:
+    offsets = np.array([0, *accumulate(content.nbytes for content in contents)], np.int64)
+    return large_binary(offsets, b"".join(contents))  # type: ignore[arg-type]  # an array is its bytes here
 
 
 def arrays_of(values: pa.Table) -> list[Array]:

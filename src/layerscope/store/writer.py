@@ -23,6 +23,7 @@ from layerscope.records import (
     StepInfo,
     Summaries,
     Value,
+    Values,
 )
 from layerscope.store.backlog import Backlog, Load
 from layerscope.store.batches import NumberedSeries
@@ -45,6 +46,7 @@ _QUEUES: Mapping[type, tuple[str, ...]] = {
     Extras: ("extras",),
     Cost: ("costs",),
     Value: ("values",),
+    Values: ("values",),
     SampleStats: ("sample_stats",),
     StepInfo: ("steps",),
     Kpi: ("kpis",),
@@ -117,15 +119,16 @@ class FolderSink:
             self._graphs[nodes, links] = graph.number
         return graph.number
 
-    def put(self, record: Record) -> None:
-        """Takes over one record; its arrays must not be written again."""
-        if os.getpid() != self._pid or self._closed:
+    def put(self, *records: Record) -> None:
+        """Takes over records; their arrays must not be written again."""
+        if os.getpid() != self._pid or self._closed or not records:
             return
         if self._complaint is not None or not (self._lost or self._thread.is_alive()):
             self._complain()
         if self._lost:
             return
-        if self._backlog.add(_QUEUES[type(record)], record) >= FLUSH_BYTES:
+        items = [(queue, record) for record in records for queue in _QUEUES[type(record)]]
+        if self._backlog.add_all(items) >= FLUSH_BYTES:
             self._wake.set()
 
     def flush(self, timeout_s: float = CLOSE_S) -> bool:

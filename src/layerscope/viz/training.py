@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from layerscope.query.callparts import MODEL
 from layerscope.records import Floats, Graph, Ints
 from layerscope.viz.scalar import ScalarView
 
@@ -84,7 +85,8 @@ def network_view(run: str, graph: Graph | None, parameters: Sequence[tuple[str, 
     own: dict[str, int] = {"": 0}  # elements of each line without its children
     classes = {"": "model"}
     for module in graph.modules if graph else ():
-        own[module.path], classes[module.path] = module.parameters, module.class_name
+        path = "" if module.path == MODEL else module.path
+        own[path], classes[path] = module.parameters, module.class_name
     for name, shape in parameters:
         owner = name.rpartition(".")[0]
         size = math.prod(shape)

@@ -10,9 +10,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from types import FrameType
 
 import torch
@@ -37,19 +35,26 @@ FORWARD_KINDS = OF_MODULES | {
 }
 
 
-@dataclass(slots=True)
 class Call:
     """One call of a module of the model, in progress."""
 
-    module: nn.Module
-    site: str
-    mode: Mode
-    again: bool  # checkpointing computes it a second time, while backward runs: its values were read the first time
-    first_node: int  # what autograd will number the next node
-    waits: bool = False  # for the module's own hooks, which may replace what comes out
-    inputs: list[tuple[Edge, Place]] = field(default_factory=list)
-    inside: dict[Consumers, Flow] = field(default_factory=dict)
-    names: Counter[str] = field(default_factory=Counter)
+    __slots__ = ("again", "first_node", "inputs", "inside", "module", "names", "site", "waits")
+
+    def __init__(self, module: nn.Module, site: str) -> None:
+        self.module = module
+        self.site = site
+        # Checkpointing computes it a second time, while backward runs: its values were read the first time.
+        self.again = torch._C._current_graph_task_id() != -1
+        self.first_node: int = torch._C._autograd._get_sequence_nr()  # what autograd will number the next node
+        self.waits = False  # for the module's own hooks, which may replace what comes out
+        self.inputs: list[tuple[Edge, Place]] = []
+        self.inside: dict[Consumers, Flow] = {}
+        self.names: dict[str, int] = {}
+
+    @property
+    def mode(self) -> Mode:
+        """Whether the module is training."""
+        return Mode.TRAIN if self.module.training else Mode.EVAL
 
 
 class _Thread(threading.local):
@@ -57,12 +62,12 @@ class _Thread(threading.local):
 
     def __init__(self) -> None:
         self.calls: list[Call] = []
-        self.counts: Counter[nn.Module] = Counter()
+        self.counts: dict[nn.Module, int] = {}
         self.sites: list[str] = []  # in the order of the calls
         self.order = 0  # a hash of that, when the outermost call has ended
         self.forward: TracedForward | None = None
         self.frame: FrameType | None = None  # where the model was called, while it runs
-        self.told: Counter[tuple[nn.Module, str]] = Counter()  # the same inside compiled regions, by port
+        self.told: dict[tuple[nn.Module, str], int] = {}  # the same inside compiled regions, by port
 
 
 class Forwards:
@@ -106,7 +111,8 @@ class Forwards:
     def start_over(self, targets: Targets) -> None:
         """Forget the step."""
         self._take_targets(targets)
-        self._abandon()
+        if self._thread.calls or self._thread.forward is not None:
+            self._abandon()
         self._structure.close()
         self._thread = _Thread()
         self.called.clear()
@@ -124,8 +130,8 @@ class Forwards:
         if call is None and torch._C._current_graph_task_id() != -1:
             return  # computed again, and who called it is not known
         if call is not None:
-            call.names[name] += 1
-            name = numbered(name, call.names[name])
+            count = call.names[name] = call.names.get(name, 0) + 1
+            name = numbered(name, count)
         site = name if call is None or call.site == ROOT else f"{call.site}.{name}"
         if self._thread.forward is not None:
             self._thread.forward.name(tensor, site)
@@ -137,6 +143,10 @@ class Forwards:
 
     def _before(self, module: nn.Module, args: tuple[object, ...]) -> None:
         if is_recorded_by_others() or module not in self._targets.members:
+            return
+        if module not in self._read and self._thread.calls:  # quickly: of most there is nothing to read
+            self._guard.calls += 1
+            self._begin(module)
             return
         frame = sys._getframe(1)
         if self._targets.members[module] == ROOT:
@@ -150,6 +160,11 @@ class Forwards:
     def _after(self, module: nn.Module, args: object, output: object) -> None:
         """Called after the forward, also when it raised: then with None, as for a module that gives nothing."""
         if is_recorded_by_others() or module not in self._targets.members:
+            return
+        calls = self._thread.calls
+        if len(calls) > 1 and calls[-1].module is module and module not in self._read:
+            self._guard.calls += 1
+            calls.pop()
             return
         self.leave(module, output)
         self._end_tracing(output, sys._getframe(1))
@@ -193,23 +208,20 @@ class Forwards:
         """A module in a compiled region took or gave a tensor."""
         self._guard.run(self._take_told, module, port, tensor)
 
-    def _enter(self, module: nn.Module, args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
-        path = self._targets.members.get(module)
-        if path is None:  # no longer part of the model
-            return
+    def _begin(self, module: nn.Module) -> Call:
+        """Count a call of a module of the model."""
         thread = self._thread
-        thread.counts[module] += 1
+        count = thread.counts[module] = thread.counts.get(module, 0) + 1
         self.called.add(module)
-        count = thread.counts[module]
-        call = Call(
-            module,
-            site=numbered(path, count),
-            mode=Mode.TRAIN if module.training else Mode.EVAL,
-            again=torch._C._current_graph_task_id() != -1,
-            first_node=torch._C._autograd._get_sequence_nr(),
-        )
+        call = Call(module, numbered(self._targets.members[module], count))
         thread.calls.append(call)
         thread.sites.append(call.site)
+        return call
+
+    def _enter(self, module: nn.Module, args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
+        if module not in self._targets.members:  # no longer part of the model
+            return
+        call = self._begin(module)
         if module not in self._read:
             return
         if module not in self._changing:
@@ -292,8 +304,8 @@ class Forwards:
 
     def _take_told(self, module: nn.Module, port: str, tensor: Tensor) -> None:
         counts, path = self._thread.told, self._targets.members[module]
-        counts[module, port] += 1
-        site = numbered(path, counts[module, port])
+        count = counts[module, port] = counts.get((module, port), 0) + 1
+        site = numbered(path, count)
         kind = Kind.INPUT if port.startswith("input") else Kind.OUTPUT
         if module in self._targets.modules and kind in self._targets.kinds:
             mode = Mode.TRAIN if module.training else Mode.EVAL

@@ -67,27 +67,26 @@ class Gradients:
             return
         places = [place]
         self._followed[id(tensor)] = (weakref.ref(tensor), tensor._version, places)
-        self.when_computed(tensor, lambda gradient: self._emit(gradient, places))
+        self.when_computed(tensor, self._emit, places)
 
     def notice(self, tensor: Tensor) -> None:
         """Only note that a backward came by."""
         self.when_computed(tensor, lambda gradient: None)
 
-    def when_computed(self, tensor: Tensor, read: Callable[[Tensor], None]) -> None:
-        """Have the function called with the tensor's whole gradient whenever a backward has computed it."""
-        step = self._step
+    def when_computed(self, tensor: Tensor, read: Callable[..., None], *known: object) -> None:
+        """Have the function called with the tensor's whole gradient, and what is known, when a backward has it."""
+        step, node, number = self._step, tensor.grad_fn, tensor.output_nr
 
-        def listen(gradient: Tensor | None) -> None:
+        def listen(gradients: Sequence[Tensor | None]) -> None:
+            gradient = gradients[number]
             if gradient is not None and step == self._step:
                 self.arrived = True
-                self._guard.run(read, gradient)
+                self._guard.run(read, gradient, *known)
 
-        node = tensor.grad_fn
         if node is None:  # a leaf, whose node lives only as long as somebody uses it
-            self._on_leaves.append(tensor.register_hook(listen))
+            self._on_leaves.append(tensor.register_hook(lambda gradient: listen((gradient,))))
         else:
-            number = tensor.output_nr
-            node.register_prehook(lambda gradients: listen(gradients[number]))
+            node.register_prehook(listen)
 
     def through(
         self, inputs: Sequence[tuple[Edge, Place]], outputs: Iterable[Tensor], first: int, known: dict[Consumers, Flow]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable
-from contextlib import nullcontext
 from typing import ParamSpec
 
 import torch
@@ -15,7 +14,6 @@ from layerscope.errors import LayerscopeWarning
 
 P = ParamSpec("P")
 _BEFORE_US = 4.0  # about what a hook costs before it reaches us: torch leaves its quick path for it
-_NO_MODE = nullcontext()
 _modes = torch._C._len_torch_dispatch_stack
 
 
@@ -25,7 +23,7 @@ class Guard:
     def __init__(self, report: Callable[[str], None], stop: Callable[[], None]) -> None:
         self.failed = False
         self.spent_s = 0.0
-        self._calls = 0
+        self.calls = 0  # of hooks, since the last time that was asked
         self._report = report
         self._stop = stop
 
@@ -34,11 +32,15 @@ class Guard:
         if self.failed:
             return
         began = time.perf_counter()
-        self._calls += 1
+        self.calls += 1
         try:
             # Our look at a tensor is no operation of the user's: nobody's mode hears of it.
-            with torch._C.DisableTorchFunction(), _no_dispatch_mode() if _modes() else _NO_MODE:
-                listen(*args, **kwargs)
+            with torch._C.DisableTorchFunction():
+                if not _modes():
+                    listen(*args, **kwargs)
+                else:
+                    with _no_dispatch_mode():
+                        listen(*args, **kwargs)
         except Exception as error:  # noqa: BLE001  a bug of ours must not stop somebody's training
             self._fail(error)
         finally:
@@ -46,8 +48,8 @@ class Guard:
 
     def taken_s(self) -> float:
         """Seconds spent since the last time this was asked."""
-        spent, self.spent_s = self.spent_s + self._calls * _BEFORE_US * 1e-6, 0.0
-        self._calls = 0
+        spent, self.spent_s = self.spent_s + self.calls * _BEFORE_US * 1e-6, 0.0
+        self.calls = 0
         return spent
 
     def _fail(self, error: Exception) -> None:

@@ -53,13 +53,11 @@ class Intake:
         self._own = extent.own
         self._sample = extent.sample
         self._seen: dict[int, tuple[weakref.ref[Tensor], int, int]] = {}
-        self._named: set[int] = set()  # rows of tensors that the training loop named
         self._told: set[str] = set()
 
     def start_over(self) -> None:
         """Forget the tensors of the step."""
         self._seen.clear()
-        self._named.clear()
 
     def add(self, tensor: Tensor, place: Place) -> int | None:
         """Row of the tensor's summary, which is counted into its series; None if the tensor cannot be read."""
@@ -70,7 +68,7 @@ class Intake:
 
     def read(self, tensor: Tensor, site: str, kind: Kind) -> int | None:
         """Row of the tensor's summary, made now or earlier in the step; None if it cannot be read."""
-        known = self._known(tensor)
+        known = self.known(tensor)
         if known is not None:
             return known
         try:
@@ -86,29 +84,34 @@ class Intake:
                 what = f"{kind.value} of {site!r}"
                 self.tell_once(what, f"{what} is not recorded: {error}")
             return None
-        if not tensor.is_inference():  # which has no version to tell whether it changed
-            self._seen[id(tensor)] = (weakref.ref(tensor), tensor._version, row)
+        self.note(tensor, row)
         if self._own is not None:
             self._add_own(tensor, row)
         return row
 
-    def read_named(self, tensor: Tensor, site: str) -> int | None:
-        """The same for a tensor that the training loop names.
+    def reads_all(self, elements: int) -> bool:
+        """Whether a tensor of so many elements is looked at whole, and by nobody else."""
+        return self._own is None and (self._sample is None or elements <= self._sample)
 
-        One that is named again is read anew: it may be written through an array of numpy's, which leaves no trace.
-        """
-        if self._known(tensor) in self._named:
-            del self._seen[id(tensor)]
-        row = self.read(tensor, site, Kind.TENSOR)
-        if row is not None:
-            self._named.add(row)
-        return row
+    def known(self, tensor: Tensor) -> int | None:
+        """The tensor's row in this step, if it was summarised and has not changed since."""
+        seen = self._seen.get(id(tensor))
+        return seen[2] if seen is not None and seen[0]() is tensor and seen[1] == tensor._version else None
+
+    def note(self, tensor: Tensor, row: int) -> None:
+        """Know the tensor's row for the rest of the step."""
+        if not tensor.is_inference():  # which has no version to tell whether it changed
+            self._seen[id(tensor)] = (weakref.ref(tensor), tensor._version, row)
+
+    def forget(self, tensor: Tensor) -> None:
+        """Read the tensor anew the next time."""
+        self._seen.pop(id(tensor), None)
 
     def add_changing(self, tensor: Tensor, place: Place) -> int | None:
         """The same for a tensor that may be written through `.data`, which leaves no trace: always read anew."""
-        self._seen.pop(id(tensor), None)
+        self.forget(tensor)
         row = self.add(tensor, place)
-        self._seen.pop(id(tensor), None)
+        self.forget(tensor)
         return row
 
     def tell_once(self, what: str, why: str) -> None:
@@ -116,11 +119,6 @@ class Intake:
         if what not in self._told:
             self._told.add(what)
             self.report(why)
-
-    def _known(self, tensor: Tensor) -> int | None:
-        """The tensor's row in this step, if it was summarised and has not changed since."""
-        seen = self._seen.get(id(tensor))
-        return seen[2] if seen is not None and seen[0]() is tensor and seen[1] == tensor._version else None
 
     def _add_own(self, tensor: Tensor, row: int) -> None:
         assert self._own is not None

@@ -22,7 +22,7 @@ from layerscope.capture.torch.named import NamedTensors, Settings
 from layerscope.capture.torch.parameters import Parameters
 from layerscope.capture.torch.structure import Structure
 from layerscope.capture.torch.targets import Selection, Targets, module_nodes
-from layerscope.records import CallNode, Edge, Graph, Kind, Reading, Value
+from layerscope.records import CallNode, Edge, Graph, Kind, Reading
 
 if TYPE_CHECKING:
     from layerscope.capture.torch.compiled import CompiledModules
@@ -145,12 +145,11 @@ class TorchListener:
             self._report(
                 "warning", "Gradients of outputs and inputs are left out: AMP's scale in this step is not known."
             )
-        deep = self.named.finish(step, now, scale) if now.entries or now.unread else ()
+        deep, size = self.named.finish(step, now, scale) if now.entries or now.unread else ([], 0)
         taken = self._collector.finish(step, scales)
         if now.entries:
-            size = sum(record.array.nbytes for record in deep if isinstance(record, Value))
-            dependence = self.named.dependence(now)
-            taken = Taken(taken.summaries, taken.bytes + size, (*taken.records, *deep), dependence)
+            records = (*taken.records, *deep)
+            taken = Taken(taken.summaries, taken.bytes + size, records, self.named.dependence(now))
         self._taken = taken
         self._tell_unseen()
 

@@ -18,18 +18,8 @@ from layerscope.capture.torch.dependencies import Cut, StepTracer
 from layerscope.capture.torch.gradients import Gradients
 from layerscope.capture.torch.guard import Guard
 from layerscope.capture.torch.hooks import is_recorded_by_others
-from layerscope.capture.torch.taken import (
-    ALL,
-    SAMPLES,
-    STATISTICS,
-    Places,
-    Take,
-    batch_extras,
-    copied,
-    deep_records,
-    divide,
-    kept_size,
-)
+from layerscope.capture.torch.taken import Ending, Places, Take
+from layerscope.capture.torch.taking import Taker
 from layerscope.capture.torch.targets import Selection
 from layerscope.errors import StateError
 from layerscope.records import (
@@ -40,9 +30,8 @@ from layerscope.records import (
     gradient_port,
     named_site,
 )
-from layerscope.stats.rows import RowArena
-from layerscope.stats.torch import dtype_name, largest_singular_value, sample_statistics
 
+_backward = torch._C._current_graph_task_id  # the one that runs on this thread; -1 for none
 #: The frames of a backward, and of a function in it that Python computes: checkpointing begins a backward there.
 _RUNNING, _OWN_FUNCTION = _engine_run_backward.__code__, BackwardCFunction.apply.__code__
 
@@ -64,8 +53,9 @@ class NamedTensors:
         self._selection = selection
         self._model = selection.model
         self._cut = Cut()
-        self._settings = settings
-        self._rows = RowArena()
+        self._depth = settings.depth
+        self._taker = Taker(self._intake, settings.depth, holds=settings.holds)
+        self._places = Places()
         self._series: dict[tuple[object, ...], int] = {}
         self._with_gradients = Kind.TENSOR_GRAD in selection.kinds
         self._used = False  # in this run
@@ -81,8 +71,7 @@ class NamedTensors:
         self._backward: int | None = None  # the one they are of
         self._losses: list[str] = []
         self._early: dict[str, None] = {}  # losses that were named when no gradient had arrived
-        self._bytes = 0
-        self._too_large: dict[str, None] = {}
+        self._taker.start_over()
 
     def begin(self, *, expected: bool, traced: bool) -> None:
         """Make ready for a step; it is traced if that is wanted and somebody names tensors."""
@@ -100,13 +89,14 @@ class NamedTensors:
         tracer, self._tracer, self._whole = self._tracer, None, False
         if tracer is not None:
             tracer.leave()
-        self._forget()
+        if self._taken or self._arrived or self._losses or self._early or self._backward is not None:
+            self._forget()
 
     def form(self, tensor: object, batch_dim: int | None, name: str) -> tuple[tuple[int, ...], int | None]:
         """Shape of the tensor, and which dimension is the batch's."""
         if not isinstance(tensor, Tensor):
             raise StateError(f"{name!r} is no tensor but {type(tensor).__name__}. Record a tensor: torch.as_tensor(…).")
-        shape = () if is_lazy(tensor) or tensor.is_nested else tuple(tensor.shape)
+        shape = () if tensor.is_nested or is_lazy(tensor) else tuple(tensor.shape)
         if batch_dim is None or not shape:
             return shape, None
         if not isinstance(batch_dim, int) or not -len(shape) <= batch_dim < len(shape):
@@ -122,7 +112,7 @@ class NamedTensors:
 
     def computes_again(self) -> bool:
         """Whether checkpointing runs a forward again; a compiled one, of which nothing is heard, counts as that."""
-        return is_recorded_by_others() or torch._C._current_graph_task_id() != -1
+        return is_recorded_by_others() or _backward() != -1
 
     def read(self, entry: Entry, tensor: Tensor) -> None:
         """Take a named tensor in."""
@@ -136,7 +126,7 @@ class NamedTensors:
         if self._tracer is not None:
             self._tracer.name(entry, tensor)
         entry.is_training = self._model.training
-        take = self._take(entry, tensor, Kind.TENSOR)
+        take = self._taker.take(entry, tensor, is_value=True)
         if take is not None:
             self._count(take)
         if tensor.requires_grad and self._with_gradients:
@@ -145,13 +135,12 @@ class NamedTensors:
     def _count(self, take: Take) -> None:
         """Put what was read into its series."""
         entry = take.entry
-        is_value, training = take.kind is Kind.TENSOR, entry.is_training
-        key = (entry.iteration, entry.name, entry.role, take.loss, is_value, training, take.dtype)
+        key = (entry.key, take.loss, take.is_value, entry.is_training, take.dtype)
         series = self._series.get(key)  # a look-up by the kinds themselves takes five times as long
         if series is None:
-            reading = Reading.FORWARD if is_value else Reading.BACKWARD
+            what = (Kind.TENSOR, Reading.FORWARD) if take.is_value else (Kind.TENSOR_GRAD, Reading.BACKWARD)
             site, port = named_site(entry.name, entry.iteration), gradient_port(entry.role, take.loss)
-            identity = (site, port, take.kind, Mode.TRAIN if training else Mode.EVAL, reading, take.dtype)
+            identity = (site, port, what[0], Mode.TRAIN if entry.is_training else Mode.EVAL, what[1], take.dtype)
             series = self._series[key] = self._intake.collector.number(identity, entry.shape)
         take.series = series
         self._intake.collector.count_into(series, take.row)
@@ -163,50 +152,18 @@ class NamedTensors:
             self._guard.run(self._follow, entry, tensor, _outermost_backward())
 
     def _follow(self, entry: Entry, tensor: Tensor, backward: int | None = None) -> None:
-        self._gradients.when_computed(tensor, lambda gradient: self._arrive(entry, gradient, backward))
+        self._gradients.when_computed(tensor, self._arrive, entry, backward)
 
-    def _arrive(self, entry: Entry, gradient: Tensor, backward: int | None) -> None:
-        if backward is None and torch._C._current_graph_task_id() != self._backward:
+    def _arrive(self, gradient: Tensor, entry: Entry, backward: int | None) -> None:
+        if backward is None and _backward() != self._backward:
             backward = _outermost_backward()
         another = backward is not None and backward != self._backward
         if entry in self._arrived or (self._arrived and another):  # and nobody has said what the first was of
             self._name("")
         self._backward = backward if another else self._backward
-        take = self._take(entry, gradient, Kind.TENSOR_GRAD)
+        take = self._taker.take(entry, gradient, is_value=False)
         if take is not None:
             self._arrived[entry] = take
-
-    def _take(self, entry: Entry, tensor: Tensor, kind: Kind) -> Take | None:
-        intake, name = self._intake, entry.name
-        row = intake.read_named(tensor, name) if kind is Kind.TENSOR else intake.read(tensor, name, kind)
-        if row is None:
-            return None
-        take = Take(entry, kind, row, dtype_name(tensor))
-        if entry.batch:
-            assert entry.batch_dim is not None
-            take.numbers = sample_statistics(self._rows, tensor, entry.batch_dim)
-        elif len(entry.shape) == 2 and entry.batch_dim is None and tensor.dtype.is_floating_point:
-            take.singular = largest_singular_value(tensor)
-        if take.level >= SAMPLES:
-            self._hold(take, tensor)
-        return take
-
-    def _hold(self, take: Take, tensor: Tensor) -> None:
-        """Copy as many values as are asked for and fit."""
-        entry, depth = take.entry, self._settings.depth
-        few = min(depth.samples, entry.batch)
-        wanted = entry.batch if take.level == ALL or self._settings.holds else few
-        whole = tensor.numel() * kept_size(tensor, take.kind)
-        of_one = whole // entry.batch if entry.batch else 0
-        for samples in (wanted, few) if wanted > few else (wanted,):
-            size = samples * of_one if entry.batch else whole
-            if self._bytes + size <= depth.bytes_per_step:
-                take.array, take.held = copied(tensor, entry.batch_dim, samples), samples
-                self._bytes += size
-                break
-        if take.array is None or (take.level == ALL and take.held < entry.batch):
-            self._too_large[entry.name] = None
-            take.level = STATISTICS if take.array is None else SAMPLES
 
     def link(self, source: Any, target: Any) -> None:
         """Let one entry or tensor depend on another."""
@@ -215,7 +172,7 @@ class NamedTensors:
 
     def name_gradients(self, loss: str) -> None:
         """Give a name to the loss whose gradients have arrived since the last time."""
-        known = {take.entry for take in self._taken if take.kind is Kind.TENSOR_GRAD and take.loss == loss}
+        known = {take.entry for take in self._taken if not take.is_value and take.loss == loss}
         for entry in self._arrived:
             if entry in known:
                 raise StateError(
@@ -243,8 +200,11 @@ class NamedTensors:
             return next(iter(self._early))  # nothing else can have been meant
         return f"backward_{len(self._losses) + 1}" if self._early or "" in self._losses else ""
 
-    def finish(self, step: int, now: NamedStep, scale: float | None) -> tuple[Record, ...]:
-        """All that was read, of the chosen samples; `scale` is what gradients were multiplied by, if that is known."""
+    def finish(self, step: int, now: NamedStep, scale: float | None) -> tuple[list[Record], int]:
+        """All that was read of the chosen samples, and the bytes of their values.
+
+        `scale` is what gradients were multiplied by, if that is known.
+        """
         if self._arrived:
             self._name("")
         now.losses = dict.fromkeys(self._losses)
@@ -252,15 +212,11 @@ class NamedTensors:
         self._tell_unread(now)
         if not self._losses:
             self._tell_early()
-        places = Places(now.samples())
-        records: list[Record] = []
-        takes = [take for take in self._taken if scale is not None or take.kind is Kind.TENSOR]
-        for take in takes:
-            if take.kind is Kind.TENSOR_GRAD and scale not in (None, 1.0):
-                divide(take, scale)
-            records += deep_records(step, take, places)
-        extras = batch_extras(step, takes)
-        return (*records, extras) if extras is not None else tuple(records)
+        if self._places.samples != now.samples():
+            self._places = Places(now.samples())
+        takes = [take for take in self._taken if scale is not None or take.is_value]
+        ending = Ending(step, self._taker.rows, self._places, scale or 1.0)
+        return ending.records(takes), ending.kept_bytes
 
     def dependence(self, now: NamedStep) -> Dependence:
         """How the named tensors of the step depend on each other, as far as was seen."""
@@ -303,12 +259,12 @@ class NamedTensors:
             )
 
     def _tell_lowered(self) -> None:
-        lowered = frozenset(self._too_large)
+        lowered = frozenset(self._taker.too_large)
         if lowered and not lowered <= self._lowered:
             self._lowered |= lowered
-            size = self._settings.depth.bytes_per_step
+            size, names = self._depth.bytes_per_step, ", ".join(map(repr, self._taker.too_large))
             self._intake.report(
-                f"Values of {', '.join(map(repr, self._too_large))} are kept at a lower depth: more than {size:,} "
+                f"Values of {names} are kept at a lower depth: more than {size:,} "
                 "bytes would be kept of one step. Give watch(depth=Depth(bytes_per_step=…)) for more.",
             )
 
@@ -322,4 +278,4 @@ def _outermost_backward() -> int | None:
                 return None
             is_inside = frame.f_code is _RUNNING
         frame = above
-    return torch._C._current_graph_task_id()
+    return _backward()

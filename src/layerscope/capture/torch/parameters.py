@@ -20,6 +20,7 @@ from layerscope.capture.torch.tensors import tensors_in
 from layerscope.records import UPDATE_RATIO, Kind, Mode, Reading
 
 APPLIED_KINDS = frozenset((Kind.WEIGHT_GRAD, Kind.UPDATE, Kind.OPTIMIZER))
+AT_THE_END = frozenset((Kind.WEIGHT_GRAD, Kind.WEIGHT))
 IN_BACKWARD = frozenset(  # which a scale is on, found when the optimizer steps
     (Kind.INPUT_GRAD, Kind.INPUT_GRAD_NORM, Kind.OUTPUT_GRAD, Kind.OUTPUT_GRAD_NORM, Kind.TENSOR_GRAD)
 )
@@ -78,7 +79,7 @@ class Parameters:
     def finish(self) -> None:
         """Read what stands when the step ends, and gradients that no optimizer step showed."""
         kinds = self._targets.kinds
-        for parameter, name in self._targets.parameters.items():
+        for parameter, name in self._targets.parameters.items() if kinds & AT_THE_END else ():
             if isinstance(parameter, UninitializedParameter):  # a lazy module's, before its first forward
                 continue
             if Kind.WEIGHT_GRAD in kinds and parameter not in self.graded:
@@ -124,7 +125,7 @@ class Parameters:
             return
         self.stepped = self.trained = True
         kinds = self._targets.kinds
-        for parameter in mine:
+        for parameter in mine if kinds & APPLIED_KINDS else ():
             if Kind.WEIGHT_GRAD in kinds:
                 self._read_gradient(parameter, Reading.OPTIMIZER)
             if parameter in self._before and parameter.grad is not None:

@@ -64,11 +64,11 @@ class Selection:
 
     def targets(self) -> Targets:
         """The modules, parameters and buffers as they are now."""
-        modules = {path or ROOT: module for path, module in self.model.named_modules()}
-        parameters: dict[str, Tensor] = dict(self.model.named_parameters())
-        buffers: dict[str, Tensor] = dict(self.model.named_buffers())
-        found: list[object] = [*modules.values(), *parameters.values(), *buffers.values()]
+        found = _members(self.model)
         if self._targets is None or not _same(found, self._found):
+            modules = {path or ROOT: module for path, module in self.model.named_modules()}
+            parameters: dict[str, Tensor] = dict(self.model.named_parameters())
+            buffers: dict[str, Tensor] = dict(self.model.named_buffers())
             names = [*modules, *parameters, *buffers]
             chosen = _chosen(self._sites, modules, names) - _chosen(self._exclude, modules, names)
             self._targets = Targets(
@@ -96,6 +96,23 @@ def _hits(choice: Choice, modules: Mapping[str, nn.Module], names: list[str]) ->
     if isinstance(choice, re.Pattern):
         return {name for name in names if choice.search(name)}
     return {path for path, module in modules.items() if isinstance(module, choice)}
+
+
+def _members(model: nn.Module) -> list[object]:
+    """All modules, parameters and buffers in some order: torch's own walk takes ten times as long."""
+    found: list[object] = []
+    waiting: list[nn.Module | None] = [model]
+    seen: set[nn.Module | None] = {None}
+    while waiting:
+        module = waiting.pop()
+        if module not in seen:
+            assert module is not None
+            seen.add(module)
+            found.append(module)
+            found += module._parameters.values()
+            found += module._buffers.values()
+            waiting += module._modules.values()
+    return found
 
 
 def _same(one: list[object], other: list[object]) -> bool:
