@@ -59,7 +59,7 @@ def test_the_last_step_is_known_without_reading_rows_of_a_part(run: Path, monkey
     def read(*_: object) -> None:
         raise AssertionError("rows were read")
 
-    monkeypatch.setattr(parts.Part, "_read", read)
+    monkeypatch.setattr(parts.Part, "read", read)
     assert Reader(run).last_step == 9
 
 

@@ -20,6 +20,7 @@ from layerscope.query.run import History, Run
 from layerscope.records import Floats, Ints
 from layerscope.server.findings import Diagnoses
 from layerscope.server.messages import RunEntry
+from layerscope.store.columns import values
 from layerscope.store.format import read_manifest
 from layerscope.store.parts import Lately
 from layerscope.store.passes import passes_revision
@@ -58,9 +59,9 @@ class Opened:
         return kept[1]
 
     def _must_hold(self, series: int, rank: int) -> None:
-        known = self.run.series().arrow().select(["series", "rank"]).to_pydict()
-        if (series, rank) not in zip(known["series"], known["rank"], strict=True):
-            raise SelectError(f"The run has no series {series} of rank {rank}. It has {len(known['series'])} series.")
+        known = self.run.series().arrow()
+        if not np.any((values(known["series"]) == series) & (values(known["rank"]) == rank)):
+            raise SelectError(f"The run has no series {series} of rank {rank}. It has {len(known)} series.")
 
 
 @dataclass(frozen=True, slots=True)

@@ -75,18 +75,24 @@ class Lately:
 
     def __init__(self, most_bytes: int = 0) -> None:
         self._most_bytes = most_bytes
-        self._tables: dict[object, pa.Table] = {}
+        self._tables: dict[object, tuple[pa.Table, int]] = {}  # and their bytes
+        self._bytes = 0
         self._lock = threading.Lock()
 
     def get(self, key: object, read: Callable[[], pa.Table]) -> pa.Table:
         """The table of that key, read if it is not at hand."""
         with self._lock:
-            table = self._tables.pop(key, None)
-        table = read() if table is None else table
+            kept = self._tables.pop(key, None)
+            if kept is not None:
+                self._tables[key] = kept  # as the newest
+                return kept[0]
+        table = read()
+        size = table.nbytes
         with self._lock:
-            self._tables[key] = table  # as the newest
-            while sum(each.nbytes for each in self._tables.values()) > self._most_bytes:
-                del self._tables[next(iter(self._tables))]
+            self._bytes += size - self._tables.pop(key, (None, 0))[1]  # another thread may have read it, too
+            self._tables[key] = (table, size)
+            while self._bytes > self._most_bytes:
+                self._bytes -= self._tables.pop(next(iter(self._tables)))[1]
         return table
 
 

@@ -34,8 +34,7 @@ class SmallTables:
         self.problems: dict[str, int] = {}
         self._catalogue = Catalogue(self.folder, lately)
         self._catalogue.live()
-        self._series_rows = -1
-        self._series_keys: list[Ids | Ints] = []
+        self._series: tuple[int, pa.Table | None] = (-1, None)  # how many rows were there, and what was made of them
 
     def status(self) -> Status:
         """Whether the run is being written ("running"), ended properly ("finished"), or its writer died ("stopped")."""
@@ -54,11 +53,10 @@ class SmallTables:
 
     def series(self) -> pa.Table:
         """Every series with its number, site, port, kind, mode, reading, dtype and shape; by rank and number."""
-        table = in_order("series", self._catalogue.sources("series").read(SCHEMA["series"].names, Wanted()))
-        rank, number = key_columns(table, ("rank", "series"))
-        repeated = np.zeros(len(rank), np.bool_)  # a writer that had to try again may write a row twice
-        repeated[1:] = (rank[1:] == rank[:-1]) & (number[1:] == number[:-1])
-        return table.filter(flags(~repeated)) if repeated.any() else table
+        sources = self._catalogue.sources("series")
+        if sources.rows != self._series[0]:
+            self._series = (sources.rows, _each_once(sources.read(SCHEMA["series"].names, Wanted())))
+        return self._series[1]
 
     def steps(self, *, history: bool = False) -> pa.Table:
         """Steps in which tensors were named, by rank and step: the fields of `StepInfo`, its lists as JSON.
@@ -110,18 +108,18 @@ class SmallTables:
     def _known(self, table: pa.Table, left_out: str = UNKNOWN_SERIES) -> pa.Table:
         """The rows whose series is known. Series are written before the rows that use them, so looked at last."""
         ours = key_columns(table, ("rank", "series"))
-        found = _are_among(ours, self._known_series())
+        found = _are_among(ours, key_columns(self.series(), ("rank", "series")))
         self.problems[left_out] = int(np.count_nonzero(~found))
         return table if found.all() else table.filter(flags(found))
 
-    def _known_series(self) -> list[Ids | Ints]:
-        """Rank and number of every known series, read again only when there are more."""
-        sources = self._catalogue.sources("series")
-        rows = sources.rows
-        if rows != self._series_rows:
-            self._series_keys = key_columns(sources.read(["rank", "series"], Wanted()), ("rank", "series"))
-            self._series_rows = rows
-        return self._series_keys
+
+def _each_once(series: pa.Table) -> pa.Table:
+    """The series in order: a writer that had to try again may have written a row twice."""
+    table = in_order("series", series)
+    rank, number = key_columns(table, ("rank", "series"))
+    repeated = np.zeros(len(rank), np.bool_)
+    repeated[1:] = (rank[1:] == rank[:-1]) & (number[1:] == number[:-1])
+    return table.filter(flags(~repeated)) if repeated.any() else table
 
 
 def _are_among(ours: Sequence[Ids | Ints], known: Sequence[Ids | Ints]) -> Flags:
