@@ -31,6 +31,7 @@ from layerscope.server.app import STATIC
 from tests.browser.conftest import FLAGS, chromium
 
 Row = dict[str, str]
+Measure = Callable[[Path, int], list[Row]]  # of a project, as often as told
 MB = 1 << 20
 FRAME_MS = 1000 / 30
 
@@ -353,15 +354,16 @@ def shown(rows: list[Row]) -> list[Row]:
     return rows
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+def main(about: str | None, holds: str, make: Callable[[Path], object], measure: Measure) -> None:
+    """What a command of a benchmark does: measure a project, which is made unless it holds a run of that name."""
+    parser = argparse.ArgumentParser(description=about)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--repeat", type=int, default=7)
     parser.add_argument("--project", type=Path)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         project: Path = options.project or Path(folder)
-        if not (project / TRACE).is_dir():
+        if not (project / holds).is_dir():
             make(project)
         rows = measure(project, options.repeat)
     if options.json:
@@ -369,4 +371,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(__doc__, TRACE, make, measure)

@@ -7,15 +7,12 @@ A time ends with the first frame that shows what was chosen. FOLDER keeps the de
 
 from __future__ import annotations
 
-import argparse
-import json
-import tempfile
 from pathlib import Path
 
 from playwright.sync_api import sync_playwright
 
 import layerscope
-from benchmarks.page import Measured, Row, Times, address, choose, served, shown
+from benchmarks.page import Measured, Row, Times, address, choose, main, served, shown
 from layerscope.demos import recurrent_bug
 from tests.browser.conftest import FLAGS, chromium
 
@@ -61,20 +58,9 @@ def _value(selector: str) -> str:
     return f"document.querySelector('[data-testid={selector}]').value"
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--json", type=Path)
-    parser.add_argument("--repeat", type=int, default=7)
-    parser.add_argument("--project", type=Path)
-    options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        project: Path = options.project or Path(folder)
-        if not (project / START["run"]).is_dir():
-            recurrent_bug.train(project, recurrent_bug.STEPS, lambda steps, _: steps)
-        rows = shown(measure(project, options.repeat))
-    if options.json:
-        options.json.write_text(json.dumps(rows, indent=1))
+def make(project: Path) -> None:
+    recurrent_bug.train(project, recurrent_bug.STEPS, lambda steps, _: steps)
 
 
 if __name__ == "__main__":
-    main()
+    main(__doc__, START["run"], make, lambda project, repeat: shown(measure(project, repeat)))
