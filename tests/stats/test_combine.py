@@ -49,13 +49,14 @@ def test_adding_up_groups_is_merging_their_members(arrays: list[Floats], data: s
 
 
 @given(ARRAYS, st.data())
-def test_taking_rows_keeps_them_and_minus_one_is_empty(arrays: list[Floats], data: st.DataObject) -> None:
+def test_taking_rows_keeps_them_and_those_behind_are_empty(arrays: list[Floats], data: st.DataObject) -> None:
     summaries, rows = encoded(arrays)
-    chosen = data.draw(st.lists(st.integers(-1, len(arrays) - 1), max_size=6))
-    taken = combine.take(rows, np.array(chosen, np.int64))
+    chosen = data.draw(st.lists(st.integers(0, len(arrays) - 1), max_size=6))
+    more = data.draw(st.integers(0, 3))
+    taken = combine.lengthened(combine.take(rows, np.array(chosen, np.int64)), more)
+    assert len(taken.m) == len(chosen) + more
     for index, source in enumerate(chosen):
-        if source >= 0:
-            assert_same(row(taken, index), summaries[source])
-        else:
-            assert row(taken, index).moments[spec.COLUMN["count"]] == 0
-            assert len(row(taken, index).bits.codes) == 0
+        assert_same(row(taken, index), summaries[source])
+    for index in range(len(chosen), len(taken.m)):
+        np.testing.assert_array_equal(taken.moments[index], reference.summarize(np.zeros(0), 2.0**-126).moments)
+        assert len(row(taken, index).bits.codes) == 0

@@ -26,9 +26,9 @@ class Cadence:
         self._schedules = {
             glob: given if isinstance(given, Schedule) else Schedule(every=given) for glob, given in several.items()
         }
-        self._last: dict[
-            str, tuple[int, float]
-        ] = {}  # of each type: its last recorded step, and the distance to the next
+        self._of_type: dict[str, Schedule | None] = {}  # as far as they were asked for
+        # Of each type its last recorded step, and the distance to the next.
+        self._last: dict[str, tuple[int, float]] = {}
 
     def wants(self, step: int, type: str | None = None) -> bool:
         """Whether the step is recorded; one that was given no type, not even a usual one, has None."""
@@ -48,4 +48,7 @@ class Cadence:
             self._last[type] = step, distance * schedule.back_off
 
     def _of(self, type: str) -> Schedule | None:
-        return next((found for glob, found in self._schedules.items() if fnmatchcase(type, glob)), None)
+        if type not in self._of_type:
+            matching = (found for glob, found in self._schedules.items() if fnmatchcase(type, glob))
+            self._of_type[type] = next(matching, None)
+        return self._of_type[type]

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from layerscope.capture.dependencies import Dependence
-from layerscope.records import Extras, Floats, Kind, Mode, Reading, Record, Series, Sink, Summaries
+from layerscope.records import Extras, Kind, Mode, Reading, Record, Series, Sink, Summaries
 from layerscope.stats import combine
 from layerscope.stats.kernel import Arena
 
 Identity = tuple[str, str, Kind, Mode, Reading, str]
-AddTensor = Callable[[Arena, Any], int]  # Any: each framework hands in its own tensors
 
 
 class Taken(NamedTuple):
@@ -34,9 +33,8 @@ class Collector:
     may have several tensors, such as one per micro-batch: they are added up when the step ends.
     """
 
-    def __init__(self, sink: Sink, add_tensor: AddTensor) -> None:
+    def __init__(self, sink: Sink) -> None:
         self._sink = sink
-        self._add_tensor = add_tensor
         self.arena = Arena()  # takes turns by itself
         self._numbers: dict[Identity, int] = {}
         self._rows: dict[int, list[int]] = {}
@@ -44,12 +42,8 @@ class Collector:
         self._readings: dict[int, Reading | None] = {}  # of series that a scale may be on
         self._lock = threading.Lock()  # forward hooks may run in several threads
 
-    def summarise(self, tensor: object) -> int:
-        """Row of the tensor's summary, which is in no series yet."""
-        return self._add_tensor(self.arena, tensor)
-
     def count(self, row: int, identity: Identity, shape: tuple[int, ...]) -> None:
-        """Count a summary into a series."""
+        """Count a summary in the arena into a series."""
         with self._lock:
             self._rows.setdefault(self._number(identity, shape), []).append(row)
 
@@ -66,7 +60,7 @@ class Collector:
     def _number(self, identity: Identity, shape: tuple[int, ...]) -> int:
         number = self._numbers.get(identity)
         if number is None:
-            number = self._numbers[identity] = self._sink.series_id(Series(*identity, shape))
+            number = self._numbers[identity] = self._sink.series_id(Series(*identity, tuple(shape)))
             self._readings[number] = _scaled_at(identity)
         return number
 
@@ -100,11 +94,12 @@ class Collector:
             rows, self._rows = self._rows, {}
             extras, self._extras = self._extras, {}
             summaries = self.arena.drain()
-        factors = np.ones(len(rows))
         if any(scale != 1.0 for scale in scales.values()):
             scale_of = {n: scales.get(reading, 1.0) if (reading := self._readings[n]) else 1.0 for n in rows}
-            rows = {number: members for number, members in rows.items() if scale_of[number] is not None}
-            factors = np.array([scale_of[number] for number in rows], np.float64)
+            factors = {number: scale for number, scale in scale_of.items() if scale is not None}
+            rows = {number: rows[number] for number in factors}
+        else:
+            factors = {}
         if not rows:
             return Taken(0, 0)
         record = _gathered(step, rows, summaries, factors)
@@ -118,38 +113,32 @@ def _scaled_at(identity: Identity) -> Reading | None:
     return reading if reading is Reading.BACKWARD or (kind, reading) == (Kind.WEIGHT_GRAD, Reading.STEP) else None
 
 
-def _gathered(step: int, rows: dict[int, list[int]], summaries: combine.Encoded, scales: Floats) -> Summaries:
-    """The step's record: a series with the very rows of another is an alias of it."""
-    numbers = np.fromiter(rows, np.int32, len(rows))
-    if [*rows.values()] == [[row] for row in range(len(summaries.m))] and (scales == 1).all():  # in order, each once
-        ones = np.ones(len(rows), np.int32)
-        return Summaries(step, numbers, *summaries, -ones, scales, ones)
-    groups = {number: tuple(members) for number, members in rows.items()}
+def _gathered(
+    step: int, rows: dict[int, list[int]], summaries: combine.Encoded, factors: Mapping[int, float]
+) -> Summaries:
+    """The step's record: a series with the very rows of another is an alias of it, behind those that are none."""
     owners: dict[tuple[int, ...], int] = {}
-    for number, group in groups.items():
-        owners.setdefault(group, number)
+    aliases: dict[int, int] = {}
+    for number, members in rows.items():
+        owner = owners.setdefault(tuple(members), number)
+        if owner != number:
+            aliases[number] = owner
     if any(len(group) > 1 for group in owners):
         summaries = combine.add_up(summaries, list(owners))
-        place = {group: index for index, group in enumerate(owners)}
-    else:
-        place = {group: group[0] for group in owners}
-    own = [owners[group] == number for number, group in groups.items()]
-    picked = combine.take(
-        summaries, np.array([place[g] if mine else -1 for g, mine in zip(groups.values(), own, strict=True)])
-    )
-    if (scales != 1).any():
-        picked = combine.divided(picked, scales)
-    alias = [-1 if mine else owners[group] for group, mine in zip(groups.values(), own, strict=True)]
+    elif [*owners] != [(row,) for row in range(len(summaries.m))]:
+        summaries = combine.take(summaries, np.array([row for (row,) in owners]))
+    numbers = np.array([*owners.values(), *aliases], np.int32)
+    scale = np.ones(len(numbers))
+    if factors:
+        scale = np.array([factors[number] for number in numbers.tolist()])
+        summaries = combine.divided(summaries, scale[: len(owners)])
     return Summaries(
-        step=step,
-        series=numbers,
-        moments=picked.moments,
-        m=picked.m,
-        offsets=picked.offsets,
-        bits=picked.bits,
-        alias=np.array(alias, np.int32),
-        scale=scales,
-        merged=np.array([len(group) for group in groups.values()], np.int32),
+        step,
+        numbers,
+        *combine.lengthened(summaries, len(aliases)),
+        alias=np.array([*[-1] * len(owners), *aliases.values()], np.int32),
+        scale=scale,
+        merged=np.array([len(rows[number]) for number in numbers.tolist()], np.int32),
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 import warnings
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, SupportsFloat
@@ -99,7 +100,7 @@ class Recorder(InLoop):
         self._balance = Balance()
         self._book = Book(sink)
         self._first_step = self._step = first_step
-        self._names: dict[str, str] = {}
+        self._names: set[str] = set()  # of KPIs
         self._nodes: dict[tuple[object, ...], Node] = {}
         self._listening = False
         self._wanted = False  # whether the step in progress is recorded, however it goes
@@ -121,12 +122,14 @@ class Recorder(InLoop):
     def step(self, **kpis: SupportsFloat) -> None:
         """End the step in progress; keywords are KPIs of it, such as its loss."""
         self._must_be_open("step()")
-        entered_s, hooks_s = time.perf_counter(), self._listener.spent_s()
-        numbers = {self._name(name): _number(name, value) for name, value in kpis.items()}
+        entered_s, hooks_s = time.perf_counter(), self._listener.spent_s() if self._listening else 0.0
+        if not kpis.keys() <= self._names:
+            self._check(kpis)
+        numbers = {name: _number(name, value) for name, value in kpis.items()}
         kept = self._keeping.keeps(self._step, numbers)
         taken = self._end(kept=kept) if self._listening else None
         now = time.time()
-        self._sink.put(*(Kpi(self._step, name, number, now, self._type) for name, number in numbers.items()))
+        self._sink.put(*[Kpi(self._step, name, number, now, self._type) for name, number in numbers.items()])
         self._account(taken, entered_s, hooks_s)
         self._step += 1
         self._listen()
@@ -171,7 +174,8 @@ class Recorder(InLoop):
         step_s, self._began_s = now_s - self._began_s, now_s
         spent_s = hooks_s + now_s - entered_s + self._listening_s + writer_s - self._writer_s
         self._writer_s = writer_s
-        self._listener.spent_s()  # in finishing the step, which was timed here
+        if self._listening:
+            self._listener.spent_s()  # in finishing the step, which was timed here
         self._budget.account(step_s, spent_s, recorded=taken is not None)
         if taken is not None:
             self._sink.put(Cost(self._step, step_s, spent_s, taken.summaries, taken.bytes))
@@ -198,18 +202,19 @@ class Recorder(InLoop):
             text = "The recorder was closed before its first step ended: call step() once per optimizer step."
             warnings.warn(text, LayerscopeWarning, stacklevel=2)
 
-    def _name(self, name: str) -> str:
-        """A KPI's name, if tables and SQL, which ignores case, can tell it from the others."""
-        if name in COLUMNS:
-            raise StateError(
-                f"A KPI cannot be called {name!r}: every table of KPIs has a column of that name. Rename it."
-            )
-        first = self._names.setdefault(name.lower(), name)
-        if first != name:
-            raise StateError(
-                f"The KPIs {first!r} and {name!r} differ only in case, which SQL ignores. Rename one of them."
-            )
-        return name
+    def _check(self, names: Iterable[str]) -> None:
+        """Accept names of KPIs that tables and SQL, which ignores case, can tell from the others."""
+        for name in names:
+            if name in COLUMNS:
+                raise StateError(
+                    f"A KPI cannot be called {name!r}: every table of KPIs has a column of that name. Rename it."
+                )
+            first = next((known for known in self._names if known.lower() == name.lower()), name)
+            if first != name:
+                raise StateError(
+                    f"The KPIs {first!r} and {name!r} differ only in case, which SQL ignores. Rename one of them."
+                )
+            self._names.add(name)
 
     def _listen(self, type: str | None = None) -> None:
         """Listen to the step that begins, if it may be wanted."""
@@ -288,10 +293,10 @@ class DisabledRecorder(Recorder):
 
 
 def _number(name: str, value: SupportsFloat) -> float:
-    # A tensor that requires grad warns when it is turned into a number, a detached one does not.
-    detach = getattr(value, "detach", None)
+    # A tensor that requires grad warns when it is turned into a number, but not when it is asked for its item.
+    item = getattr(value, "item", None)
     try:
-        return float(detach() if callable(detach) else value)
+        return float(value if item is None else item())
     except (TypeError, ValueError, RuntimeError) as error:
         raise StateError(
             f"KPI {name!r} is not one number but {type(value).__name__} ({error}). Give a float."

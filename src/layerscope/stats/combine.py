@@ -20,14 +20,23 @@ class Encoded(NamedTuple):
 
 
 def take(summaries: Encoded, rows: Ints) -> Encoded:
-    """The chosen rows in the given order; −1 gives a row of no elements."""
-    absent = rows < 0
-    lengths = np.where(absent, 0, np.diff(summaries.offsets)[rows])
+    """The chosen rows in the given order."""
+    lengths = np.diff(summaries.offsets)[rows]
     offsets = np.concatenate(([0], np.cumsum(lengths)))
     source = np.arange(offsets[-1]) - np.repeat(offsets[:-1] - summaries.offsets[rows], lengths)
-    moments = summaries.moments[rows]
-    moments[absent] = EMPTY
-    return Encoded(moments, summaries.m[rows], offsets, summaries.bits[source])
+    return Encoded(summaries.moments[rows], summaries.m[rows], offsets, summaries.bits[source])
+
+
+def lengthened(summaries: Encoded, more: int) -> Encoded:
+    """The summaries, and behind them so many of no elements."""
+    if not more:
+        return summaries
+    return Encoded(
+        np.concatenate((summaries.moments, np.broadcast_to(EMPTY, (more, len(EMPTY))))),
+        np.concatenate((summaries.m, np.zeros(more, np.uint8))),
+        np.concatenate((summaries.offsets, np.full(more, summaries.offsets[-1]))),
+        summaries.bits,
+    )
 
 
 EMPTY = np.zeros(len(spec.MOMENTS))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import cache
 
 import numpy as np
 import torch
@@ -30,7 +31,12 @@ _LEAST_ROUNDS, _MOST_ROUNDS = 8, 200
 
 def dtype_name(tensor: torch.Tensor) -> str:
     """The tensor's type without its module: `float32`."""
-    return str(tensor.dtype).removeprefix("torch.")
+    return _name(tensor.dtype)
+
+
+@cache
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def add(arena: kernel.Arena, tensor: torch.Tensor) -> int:

@@ -18,7 +18,8 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.utils.hooks import RemovableHandle
 
-from layerscope.capture.torch.gradients import Consumers, Edge, Flow, Gradients, edge_of, gradient_place
+from layerscope.capture.torch.calls import Call, Thread, is_below
+from layerscope.capture.torch.gradients import Gradients, edge_of, gradient_place
 from layerscope.capture.torch.guard import Guard
 from layerscope.capture.torch.hooks import Hook, is_recorded_by_others
 from layerscope.capture.torch.intake import Intake, Place
@@ -35,41 +36,6 @@ FORWARD_KINDS = OF_MODULES | {
 }
 
 
-class Call:
-    """One call of a module of the model, in progress."""
-
-    __slots__ = ("again", "first_node", "inputs", "inside", "module", "names", "site", "waits")
-
-    def __init__(self, module: nn.Module, site: str) -> None:
-        self.module = module
-        self.site = site
-        # Checkpointing computes it a second time, while backward runs: its values were read the first time.
-        self.again = torch._C._current_graph_task_id() != -1
-        self.first_node: int = torch._C._autograd._get_sequence_nr()  # what autograd will number the next node
-        self.waits = False  # for the module's own hooks, which may replace what comes out
-        self.inputs: list[tuple[Edge, Place]] = []
-        self.inside: dict[Consumers, Flow] = {}
-        self.names: dict[str, int] = {}
-
-    @property
-    def mode(self) -> Mode:
-        """Whether the module is training."""
-        return Mode.TRAIN if self.module.training else Mode.EVAL
-
-
-class _Thread(threading.local):
-    """The calls in progress on one thread, and which module was called how often in the outermost of them."""
-
-    def __init__(self) -> None:
-        self.calls: list[Call] = []
-        self.counts: dict[nn.Module, int] = {}
-        self.sites: list[str] = []  # in the order of the calls
-        self.order = 0  # a hash of that, when the outermost call has ended
-        self.forward: TracedForward | None = None
-        self.frame: FrameType | None = None  # where the model was called, while it runs
-        self.told: dict[tuple[nn.Module, str], int] = {}  # the same inside compiled regions, by port
-
-
 class Forwards:
     """Reads inputs and outputs of the chosen modules, and has their gradients read."""
 
@@ -78,11 +44,12 @@ class Forwards:
         self._gradients = gradients
         self._guard = guard
         self._structure = structure
-        self._thread = _Thread()
+        self._thread = Thread()
         self._lock = threading.Lock()
         self._behind: dict[nn.Module, tuple[RemovableHandle, int]] = {}  # and how many calls in progress wait for it
         self._read: Mapping[nn.Module, str] = {}  # modules whose inputs or outputs are wanted
         self._changing: set[nn.Module] = set()  # of them, those whose own hooks may change what goes in
+        self._inputs = False  # whether anything is read of what goes in
         self._replaceable = False  # by hooks that run after ours
         self.called: set[nn.Module] = set()
 
@@ -114,7 +81,7 @@ class Forwards:
         if self._thread.calls or self._thread.forward is not None:
             self._abandon()
         self._structure.close()
-        self._thread = _Thread()
+        self._thread = Thread()
         self.called.clear()
         while self._behind:
             self._behind.popitem()[1][0].remove()
@@ -122,6 +89,7 @@ class Forwards:
     def _take_targets(self, targets: Targets) -> None:
         self._targets = targets
         self._read = targets.modules if targets.kinds & OF_MODULES else {}
+        self._inputs = Kind.INPUT in targets.kinds or self._gradients.wanted(Kind.INPUT_GRAD)
 
     def name(self, tensor: Tensor, name: str) -> None:
         """Read a tensor that the user named, and its gradient."""
@@ -142,15 +110,17 @@ class Forwards:
             self._gradients.follow(tensor, gradient_place(site, "tensor", Kind.TENSOR_GRAD, mode))
 
     def _before(self, module: nn.Module, args: tuple[object, ...]) -> None:
-        if is_recorded_by_others() or module not in self._targets.members:
+        path = self._targets.members.get(module)
+        if path is None or is_recorded_by_others():
             return
-        if module not in self._read and self._thread.calls:  # quickly: of most there is nothing to read
+        read = module in self._read and (self._inputs or module._forward_hooks)
+        if not read and self._thread.calls and path != ROOT:  # quickly: of most there is nothing to read
             self._guard.calls += 1
             self._begin(module)
             return
         frame = sys._getframe(1)
-        if self._targets.members[module] == ROOT:
-            if self._thread.frame is not None and not _is_below(frame, self._thread.frame):
+        if path == ROOT:
+            if self._thread.frame is not None and not is_below(frame, self._thread.frame):
                 self._guard.run(self._abandon)
             if not self._thread.calls:
                 self._thread.frame = frame
@@ -166,8 +136,9 @@ class Forwards:
             self._guard.calls += 1
             calls.pop()
             return
-        self.leave(module, output)
-        self._end_tracing(output, sys._getframe(1))
+        self._guard.run(self._leave, module, output)
+        if self._thread.forward is not None:
+            self._end_tracing(output, sys._getframe(1))
 
     def _abandon(self) -> None:
         """Forget a forward that was interrupted, of which hooks do not hear."""
@@ -231,9 +202,9 @@ class Forwards:
 
     def _take_inputs(self, call: Call, args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
         """Read what goes into a module."""
-        values, gradients = Kind.INPUT in self._targets.kinds, self._gradients.wanted(Kind.INPUT_GRAD)
-        if not values and not gradients:
+        if not self._inputs:
             return
+        values, gradients = Kind.INPUT in self._targets.kinds, self._gradients.wanted(Kind.INPUT_GRAD)
         for port, tensor in inputs_in(args, kwargs):
             if values and not call.again:
                 self._intake.add(tensor, Place(call.site, port, Kind.INPUT, call.mode, Reading.FORWARD))
@@ -241,9 +212,9 @@ class Forwards:
                 call.inputs.append((edge_of(tensor), gradient_place(call.site, port, Kind.INPUT_GRAD, call.mode)))
 
     def _leave(self, module: nn.Module, output: object) -> None:
-        waits = any(call.module is module and call.waits for call in self._thread.calls[-1:])
-        if output is None or not waits:  # else its own hooks still have their turn
-            self._end(module, output)
+        calls = self._thread.calls
+        if output is None or not calls or not calls[-1].waits or calls[-1].module is not module:
+            self._end(module, output)  # else its own hooks still have their turn
 
     def _wait_behind(self, call: Call) -> None:
         """Have a hook of ours run behind the module's own when this call ends."""
@@ -255,8 +226,10 @@ class Forwards:
 
     def _leave_behind(self, call: Call) -> None:
         """Take that hook away, unless another call waits for it."""
+        if not call.waits:
+            return
         with self._lock:
-            if call.waits and call.module in self._behind:
+            if call.module in self._behind:
                 handle, waiting = self._behind.pop(call.module)
                 if waiting > 1:
                     self._behind[call.module] = handle, waiting - 1
@@ -284,21 +257,27 @@ class Forwards:
     def _take_outputs(self, call: Call, output: object) -> None:
         """Read what came out of a module."""
         chosen, around = call.module in self._read, self._thread.calls
-        tensors = list(tensors_in(output, "output")) if chosen or not around else []
-        differentiable = [(port, tensor) for port, tensor in tensors if tensor.requires_grad]
-        if not around:
-            for _, tensor in differentiable:
-                self._gradients.notice(tensor)
-        if not chosen:
+        if not chosen and around:
             return
-        if Kind.OUTPUT in self._targets.kinds and not call.again:
+        tensors = list(tensors_in(output, "output"))
+        if chosen and Kind.OUTPUT in self._targets.kinds and not call.again:
             for port, tensor in tensors:
                 self._intake.add(tensor, Place(call.site, port, Kind.OUTPUT, call.mode, Reading.FORWARD))
+        if not around:
+            for _, tensor in tensors:
+                if tensor.requires_grad:
+                    self._gradients.notice(tensor)
+        if chosen and (call.inputs or self._gradients.wanted(Kind.OUTPUT_GRAD)):
+            self._take_gradients(call, [(port, tensor) for port, tensor in tensors if tensor.requires_grad])
+
+    def _take_gradients(self, call: Call, outputs: list[tuple[str, Tensor]]) -> None:
+        """Have the gradients read that will flow back to a module and through it."""
         if self._gradients.wanted(Kind.OUTPUT_GRAD):
-            for port, tensor in differentiable:
+            for port, tensor in outputs:
                 self._gradients.follow(tensor, gradient_place(call.site, port, Kind.OUTPUT_GRAD, call.mode))
         if call.inputs:
-            self._gradients.through(call.inputs, [tensor for _, tensor in differentiable], call.first_node, call.inside)
+            self._gradients.through(call.inputs, [tensor for _, tensor in outputs], call.first_node, call.inside)
+        around = self._thread.calls
         if around:
             around[-1].inside |= call.inside
 
@@ -325,10 +304,3 @@ class Forwards:
         if module in self._behind and not is_recorded_by_others():
             self._guard.run(self._end, module, output)
             self._end_tracing(output, sys._getframe(1))
-
-
-def _is_below(frame: FrameType | None, other: FrameType) -> bool:
-    """Whether the other frame is on the way from the frame down to where the thread began."""
-    while frame is not None and frame is not other:
-        frame = frame.f_back
-    return frame is not None

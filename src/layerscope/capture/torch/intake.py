@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -15,7 +15,7 @@ from layerscope.capture.collector import Collector
 from layerscope.errors import LayerscopeError, SelectError, StateError
 from layerscope.records import Kind, Mode, Reading
 from layerscope.stats.derive import RESERVED
-from layerscope.stats.torch import dtype_name, thinned
+from layerscope.stats.torch import add, add_many, dtype_name, thinned
 
 OwnStatistics = Callable[[Tensor], Mapping[str, float]]
 
@@ -63,7 +63,26 @@ class Intake:
         """Row of the tensor's summary, which is counted into its series; None if the tensor cannot be read."""
         row = self.read(tensor, place.site, place.kind)
         if row is not None:
-            self.collector.count(row, (*place, dtype_name(tensor)), tuple(tensor.shape))
+            self.collector.count(row, (*place, dtype_name(tensor)), tensor.shape)
+        return row
+
+    def add_all(self, those: Sequence[tuple[Tensor, Place]]) -> list[int | None]:
+        """The same for several that may be written through `.data`, which leaves no trace: all are read anew."""
+        if self._own is not None or self._sample is not None or any(tensor.is_nested for tensor, _ in those):
+            return [self._add_anew(tensor, place) for tensor, place in those]
+        rows, errors = add_many(self.collector.arena, [tensor for tensor, _ in those])
+        for (tensor, place), row in zip(those, rows, strict=True):
+            if row >= 0:
+                self.collector.count(row, (*place, dtype_name(tensor)), tensor.shape)
+        for at, error in errors.items():
+            tensor, place = those[at]
+            self._leave_out(tensor, place.site, place.kind, error)
+        return [row if row >= 0 else None for row in rows]
+
+    def _add_anew(self, tensor: Tensor, place: Place) -> int | None:
+        self.forget(tensor)
+        row = self.add(tensor, place)
+        self.forget(tensor)
         return row
 
     def read(self, tensor: Tensor, site: str, kind: Kind) -> int | None:
@@ -74,15 +93,9 @@ class Intake:
         try:
             if tensor.is_nested:  # torch stops at the question for its shape
                 raise SelectError("A nested tensor has no one shape. Record its `.to_padded_tensor(0.0)`.")
-            row = self.collector.summarise(tensor if self._sample is None else thinned(tensor, self._sample))
+            row = add(self.collector.arena, tensor if self._sample is None else thinned(tensor, self._sample))
         except LayerscopeError as error:
-            if is_functorch_wrapped_tensor(tensor):
-                self.tell_once(
-                    "torch.func", "Tensors inside transforms of torch.func have no values, and are left out."
-                )
-            else:
-                what = f"{kind.value} of {site!r}"
-                self.tell_once(what, f"{what} is not recorded: {error}")
+            self._leave_out(tensor, site, kind, error)
             return None
         self.note(tensor, row)
         if self._own is not None:
@@ -107,12 +120,12 @@ class Intake:
         """Read the tensor anew the next time."""
         self._seen.pop(id(tensor), None)
 
-    def add_changing(self, tensor: Tensor, place: Place) -> int | None:
-        """The same for a tensor that may be written through `.data`, which leaves no trace: always read anew."""
-        self.forget(tensor)
-        row = self.add(tensor, place)
-        self.forget(tensor)
-        return row
+    def _leave_out(self, tensor: Tensor, site: str, kind: Kind, error: LayerscopeError) -> None:
+        if is_functorch_wrapped_tensor(tensor):
+            self.tell_once("torch.func", "Tensors inside transforms of torch.func have no values, and are left out.")
+        else:
+            what = f"{kind.value} of {site!r}"
+            self.tell_once(what, f"{what} is not recorded: {error}")
 
     def tell_once(self, what: str, why: str) -> None:
         """Report why something is left out, unless that was done before."""

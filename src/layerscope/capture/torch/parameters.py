@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import torch
 from torch import Tensor
@@ -78,18 +78,19 @@ class Parameters:
 
     def finish(self) -> None:
         """Read what stands when the step ends, and gradients that no optimizer step showed."""
-        kinds = self._targets.kinds
+        kinds, those = self._targets.kinds, list[tuple[Tensor, Place]]()
         for parameter, name in self._targets.parameters.items() if kinds & AT_THE_END else ():
             if isinstance(parameter, UninitializedParameter):  # a lazy module's, before its first forward
                 continue
-            if Kind.WEIGHT_GRAD in kinds and parameter not in self.graded:
-                self._read_gradient(parameter, Reading.STEP)
+            if Kind.WEIGHT_GRAD in kinds and parameter not in self.graded and parameter.grad is not None:
+                self.graded.add(parameter)
+                those.append((parameter.grad, _place(name, Kind.WEIGHT_GRAD, Reading.STEP)))
             if Kind.WEIGHT in kinds:
-                self._read(parameter, Place(name, Kind.WEIGHT.value, Kind.WEIGHT, Mode.TRAIN, Reading.STEP))
-        if Kind.BUFFER in kinds:
-            for buffer, name in self._targets.buffers.items():
-                if not isinstance(buffer, UninitializedBuffer):
-                    self._read(buffer, Place(name, Kind.BUFFER.value, Kind.BUFFER, Mode.TRAIN, Reading.STEP))
+                those.append((parameter, _place(name, Kind.WEIGHT, Reading.STEP)))
+        for buffer, name in self._targets.buffers.items() if Kind.BUFFER in kinds else ():
+            if not isinstance(buffer, UninitializedBuffer):
+                those.append((buffer, _place(name, Kind.BUFFER, Reading.STEP)))
+        self._intake.add_all(those)
 
     def _before_step(self, optimizer: Optimizer, args: object, kwargs: object) -> None:
         self._stepping[optimizer] += 1
@@ -124,47 +125,44 @@ class Parameters:
             self._before.clear()
             return
         self.stepped = self.trained = True
-        kinds = self._targets.kinds
-        for parameter in mine if kinds & APPLIED_KINDS else ():
-            if Kind.WEIGHT_GRAD in kinds:
-                self._read_gradient(parameter, Reading.OPTIMIZER)
-            if parameter in self._before and parameter.grad is not None:
-                self._read_update(parameter, self._before.pop(parameter))
-            if Kind.OPTIMIZER in kinds:
-                self._read_state(parameter, optimizer)
+        if self._targets.kinds & APPLIED_KINDS:
+            applied = [found for parameter in mine for found in self._applied(parameter, optimizer)]
+            rows = self._intake.add_all([(tensor, place) for tensor, place, _ in applied])
+            for row, (_, _, ratio) in zip(rows, applied, strict=True):
+                if row is not None and ratio is not None:
+                    self._intake.collector.add_extra(row, UPDATE_RATIO, ratio)
         self._before.clear()
+
+    def _applied(self, parameter: Tensor, optimizer: Optimizer) -> Iterator[tuple[Tensor, Place, float | None]]:
+        """A parameter's gradient, its update with what that is against the weights, and its state."""
+        kinds, name, gradient = self._targets.kinds, self._targets.parameters[parameter], parameter.grad
+        if Kind.WEIGHT_GRAD in kinds and gradient is not None:
+            self.graded.add(parameter)
+            yield gradient, _place(name, Kind.WEIGHT_GRAD, Reading.OPTIMIZER), None
+        if Kind.UPDATE in kinds and gradient is not None and parameter in self._before:
+            update, ratio = _update(parameter, self._before[parameter])
+            yield update, _place(name, Kind.UPDATE, Reading.OPTIMIZER), ratio
+        if Kind.OPTIMIZER in kinds:
+            state = {key: value for key, value in optimizer.state.get(parameter, {}).items() if key != _COUNT}
+            for port, tensor in tensors_in(state, "state"):
+                yield tensor, _place(name, Kind.OPTIMIZER, Reading.OPTIMIZER)._replace(port=port), None
 
     def _parameters_of(self, optimizer: Optimizer) -> Iterable[Tensor]:
         chosen = self._targets.parameters
         return (parameter for group in optimizer.param_groups for parameter in group["params"] if parameter in chosen)
 
-    def _read_gradient(self, parameter: Tensor, reading: Reading) -> None:
-        if parameter.grad is not None:
-            self.graded.add(parameter)
-            name = self._targets.parameters[parameter]
-            self._read(parameter.grad, Place(name, Kind.WEIGHT_GRAD.value, Kind.WEIGHT_GRAD, Mode.TRAIN, reading))
 
-    def _read_update(self, parameter: Tensor, before: Tensor) -> None:
-        size = _norm(before)
-        with torch.no_grad():
-            update = torch.sub(parameter.detach(), before, out=before)
-        place = Place(self._targets.parameters[parameter], "update", Kind.UPDATE, Mode.TRAIN, Reading.OPTIMIZER)
-        row = self._read(update, place)
-        if row is not None:
-            change = _norm(update)
-            self._intake.collector.add_extra(row, UPDATE_RATIO, change / size if size else math.inf if change else 0.0)
+def _place(name: str, kind: Kind, reading: Reading) -> Place:
+    return Place(name, kind.value, kind, Mode.TRAIN, reading)
 
-    def _read_state(self, parameter: Tensor, optimizer: Optimizer) -> None:
-        name = self._targets.parameters[parameter]
-        for key, value in optimizer.state.get(parameter, {}).items():
-            if key == _COUNT:
-                continue
-            for port, tensor in tensors_in({key: value}, "state"):
-                self._read(tensor, Place(name, port, Kind.OPTIMIZER, Mode.TRAIN, Reading.OPTIMIZER))
 
-    def _read(self, tensor: Tensor, place: Place) -> int | None:
-        # An optimizer may write through `.data`, which leaves no trace in the version.
-        return self._intake.add_changing(tensor, place)
+def _update(parameter: Tensor, before: Tensor) -> tuple[Tensor, float]:
+    """What was added to a parameter, written over what it was before, and how large that is against it."""
+    size = _norm(before)
+    with torch.no_grad():
+        update = torch.sub(parameter.detach(), before, out=before)
+    change = _norm(update)
+    return update, change / size if size else math.inf if change else 0.0
 
 
 def _form(tensor: Tensor) -> tuple[torch.Size, torch.dtype, torch.device]:

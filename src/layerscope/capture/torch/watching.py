@@ -11,7 +11,6 @@ from layerscope.capture.torch.listener import TorchListener
 from layerscope.capture.torch.named import Settings
 from layerscope.capture.torch.targets import Selection, module_nodes
 from layerscope.records import Event, Graph, Sink
-from layerscope.stats.torch import add
 
 _ALL_OF_IT = Extent()
 
@@ -25,6 +24,6 @@ def record(selection: Selection, when: When, sink: Sink, first_step: int = 0, ex
     if not selection.is_bare:
         sink.put(Graph(module_nodes(selection.model)))
     settings = Settings(when.depth, when.ring > 0)
-    listener = TorchListener(selection, Collector(sink, add), report, extent, settings)
+    listener = TorchListener(selection, Collector(sink), report, extent, settings)
     recorder = Recorder(sink, listener, when, first_step)
     return recorder
