@@ -33,7 +33,7 @@ from layerscope.records import (
     Series,
     StepInfo,
     Summaries,
-    Value,
+    Values,
     named_site,
 )
 from layerscope.stats import spec
@@ -69,7 +69,7 @@ def make(folder: Path) -> Path:
         owners = np.repeat(ids, len(BATCH_STATISTICS))
         sink.put(Extras(step, owners, BATCH_STATISTICS * len(ids), chance.normal(size=len(owners))))
         for number, array in zip(ids.tolist(), arrays, strict=True):
-            sink.put(Value(step, number, chosen, array))
+            sink.put(Values.one(step, number, chosen, array))
         sink.put(Kpi(step, "loss", 1.0 / (step + 1), float(step), f"type {step % 5}"))
         graphs = (-1, *[sink.dependencies_id(nodes, links)] * ITERATIONS)
         told = (tuple(range(SAMPLES)), (), ("",))

@@ -111,24 +111,19 @@ class Cost:
     bytes: int  # handed to the sink
 
 
-@dataclass(frozen=True, slots=True)
-class Value:
-    """A tensor, or the chosen samples of one, kept for one step."""
-
-    step: int
-    series: int
-    samples: Ids  # their places in the batch; none where the tensor has no batch and the array is all of it
-    array: npt.NDArray[Any]  # the batch first, one row for each sample; of any type of number, as it is
-
-
 class Values(NamedTuple):
-    """Several of one step, handed over together."""
+    """Tensors, or chosen samples of them, kept for one step."""
 
     step: int
     series: Sequence[int]
-    samples: Sequence[Ids]
-    arrays: Sequence[npt.NDArray[Any]]
+    samples: Sequence[Ids]  # their places in the batch; none where a tensor has no batch and the array is all of it
+    arrays: Sequence[npt.NDArray[Any]]  # the batch first, one row for each sample; of any type of number, as they are
     bytes: int  # of the arrays
+
+    @classmethod
+    def one(cls, step: int, series: int, samples: Ids, array: npt.NDArray[Any]) -> Values:
+        """A single tensor."""
+        return cls(step, (series,), (samples,), (array,), array.nbytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,7 +255,7 @@ class Dependencies:
     links: tuple[Link, ...]
 
 
-Record = Summaries | Extras | Cost | Value | Values | SampleStats | StepInfo | Kpi | Event | Graph
+Record = Summaries | Extras | Cost | Values | SampleStats | StepInfo | Kpi | Event | Graph
 
 
 class Sink(Protocol):

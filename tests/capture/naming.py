@@ -17,8 +17,8 @@ from layerscope.capture.named import Depth
 from layerscope.capture.recorder import Recorder, When
 from layerscope.capture.torch.targets import choose
 from layerscope.capture.torch.watching import record
-from layerscope.records import Event, Extras, Kind, SampleStats, StepInfo, Value, named_site
-from tests.capture.sinks import ListSink
+from layerscope.records import Event, Extras, Kind, SampleStats, StepInfo, named_site
+from tests.capture.sinks import ListSink, Value
 
 Array = npt.NDArray[Any]
 LinkText = tuple[str, str]

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from layerscope.records import (
     Dependencies,
     Event,
     Floats,
+    Ids,
     Kind,
     Link,
     Mode,
@@ -17,7 +20,6 @@ from layerscope.records import (
     Record,
     Series,
     Summaries,
-    Value,
     Values,
 )
 from layerscope.stats import derive, spec
@@ -26,7 +28,7 @@ from layerscope.stats import derive, spec
 @dataclass
 class ListSink:
     series: list[Series] = field(default_factory=list)
-    records: list[Record] = field(default_factory=list)
+    records: list[Record | Value] = field(default_factory=list)
     graphs: list[Dependencies] = field(default_factory=list)
     closed: bool = False
     cpu_s: float = 0.0
@@ -75,6 +77,15 @@ class ListSink:
     def stat(self, name: str, site: str, kind: Kind, **where: object) -> float:
         moments = self.moments(site, kind, **where)  # type: ignore[arg-type]  # passed through as given
         return float(derive.statistic(name, lambda column: moments[spec.COLUMN[column] : spec.COLUMN[column] + 1])[0])
+
+
+class Value(NamedTuple):
+    """One of the values that were handed over together."""
+
+    step: int
+    series: int
+    samples: Ids
+    array: npt.NDArray[Any]
 
 
 def each(values: Values) -> list[Value]:

@@ -13,8 +13,9 @@ from torch.utils.checkpoint import checkpoint
 
 import layerscope as ls
 from layerscope.capture.named import Depth
-from layerscope.records import BATCH_STATISTICS, Cost, Kind, Mode, SampleStats, Value, named_site
+from layerscope.records import BATCH_STATISTICS, Cost, Kind, Mode, SampleStats, named_site
 from tests.capture.naming import per_sample, recording
+from tests.capture.sinks import Value
 
 KINDS = [torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int8, torch.bool, torch.complex64]
 

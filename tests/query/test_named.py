@@ -29,7 +29,7 @@ from layerscope.records import (
     Series,
     StepInfo,
     Summaries,
-    Value,
+    Values,
     gradient_port,
     named_site,
 )
@@ -105,7 +105,7 @@ class Recording:
 
     def keep(self, step: int, number: int, array: npt.NDArray[np.float32], *, whole: bool) -> None:
         if whole:
-            self.sink.put(Value(step, number, CHOSEN, array[CHOSEN]))
+            self.sink.put(Values.one(step, number, CHOSEN, array[CHOSEN]))
             return
         found = array[CHOSEN].astype(np.float64)
         columns = [found.mean(1), np.abs(found).mean(1), found.std(1), np.abs(found).max(1)]
@@ -286,7 +286,7 @@ def test_a_tensor_whose_type_of_number_changed_is_one_history(tmp_path: Path) ->
         array = np.array([step, step + 1], dtype)
         sink.put(summed(step, {number: array}))
         sink.put(Extras(step, np.array([number], np.int32), ("own",), np.array([step + 0.5])))
-        sink.put(Value(step, number, np.array([0, 1], np.int32), array))
+        sink.put(Values.one(step, number, np.array([0, 1], np.int32), array))
         sink.put(StepInfo(step, "step", 1, 2, (), (0, 1), (), (), ""))
     sink.close()
     named = ls.open(tmp_path / "run").named()
@@ -359,7 +359,7 @@ def test_values_as_a_table_have_a_row_for_each_tensor_and_step(folder: Path, tmp
         np.testing.assert_array_equal(np.reshape(value, shape), drawn(step, "memory", iteration, None)[samples])
     sink = FolderSink(create(tmp_path / "complex"))
     number = sink.series_id(Series("z", "tensor", Kind.TENSOR, Mode.TRAIN, Reading.FORWARD, "complex64", (2,)))
-    sink.put(Value(0, number, np.zeros(0, np.int32), np.array([1 + 2j, 3j], np.complex64)))
+    sink.put(Values.one(0, number, np.zeros(0, np.int32), np.array([1 + 2j, 3j], np.complex64)))
     sink.close()
     found = ls.open(tmp_path / "complex").values()
     assert (found["shape"], found["value"]) == ([[2, 2]], [[1.0, 2.0, 0.0, 3.0]])
@@ -395,7 +395,7 @@ def test_a_tensor_without_a_batch_keeps_its_curve_when_a_sample_is_chosen_whatev
         if type_ == "long" and step < 3:
             sink.put(summed(step, {number: array}))
         if type_ == "long" and step < 2:  # at step 2 there was no room for it
-            sink.put(Value(step, number, np.zeros(0, np.int32), array))
+            sink.put(Values.one(step, number, np.zeros(0, np.int32), array))
         sink.put(StepInfo(step, type_, 1, 2, (), (0, 1), (), (), ""))
     sink.close()
     named = ls.open(tmp_path / "run").named()

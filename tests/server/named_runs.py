@@ -22,7 +22,7 @@ from layerscope.records import (
     Reading,
     Series,
     StepInfo,
-    Value,
+    Values,
     gradient_port,
     named_site,
 )
@@ -87,7 +87,7 @@ class NamedWriting:
             over = [f(numbers) for numbers in of for f in (np.mean, np.std, lambda x: np.abs(x).max())]
             self.sink.put(Extras(step, np.full(len(over), number, np.int32), BATCH_STATISTICS, np.array(over)))
         samples = np.array(KEPT if batched else (), np.int32)
-        self.sink.put(Value(step, number, samples, whole[list(KEPT)] if batched else whole))
+        self.sink.put(Values.one(step, number, samples, whole[list(KEPT)] if batched else whole))
 
 
 def _ordinary(kind: Kind, shape: tuple[int, ...]) -> tuple[Kind, Mode, Reading, str, tuple[int, ...]]:

@@ -22,7 +22,7 @@ from layerscope.records import (
     SampleStats,
     Series,
     StepInfo,
-    Value,
+    Values,
 )
 from layerscope.server.app import create_app
 from layerscope.store.folder import create
@@ -176,7 +176,7 @@ def write_samples(folder: Path, rank: int, *, shift: float) -> None:
         if name == "told":
             sink.put(SampleStats(0, number, kept, array))
         else:
-            sink.put(Value(0, number, kept, array))
+            sink.put(Values.one(0, number, kept, array))
     graph = sink.dependencies_id(tuple(nodes), ())
     sink.put(StepInfo(0, "step", 1, 4, (graph, graph), (0, 2), (), (), "schedule"))
     sink.close()

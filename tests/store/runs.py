@@ -32,7 +32,7 @@ from layerscope.records import (
     Series,
     StepInfo,
     Summaries,
-    Value,
+    Values,
 )
 from layerscope.stats import spec
 from layerscope.store.reader import Reader
@@ -132,7 +132,7 @@ def put_named(sink: FolderSink, steps: Sequence[int]) -> None:
     ids, samples = [sink.series_id(one) for one in series], np.array([1, 4], np.int32)
     for step in steps:
         for place, number in enumerate(ids):
-            sink.put(Value(step, number, samples, array_at(step, place)))
+            sink.put(Values.one(step, number, samples, array_at(step, place)))
             sink.put(SampleStats(step, number, samples, np.full((2, len(SAMPLE_STATISTICS)), step + place / 8)))
         graphs = (-1, sink.dependencies_id(*graph_at(step)))
         sink.put(StepInfo(step, "even" if step % 2 == 0 else "odd", 1, 8, graphs, (1, 4), (), ("",), "schedule"))

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from layerscope.records import Event, Extras, Kpi, Value
+from layerscope.records import Event, Extras, Kpi, Values
 from layerscope.store import compact as compaction
 from layerscope.store import parts
 from layerscope.store.compact import compact
@@ -69,7 +69,7 @@ def test_the_last_step_is_known_without_reading_rows_of_a_part(run: Path, monkey
         Extras(7, np.array([0], np.int32), ("own",), np.array([1.0])),
         Kpi(7, "loss", 1.0, 1.0),
         Event(7, "note", "the last", 1.0),
-        Value(7, 0, NO_SAMPLES, np.zeros(2)),
+        Values.one(7, 0, NO_SAMPLES, np.zeros(2)),
         cost_at(7),
     ],
     ids=lambda record: type(record).__name__,

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 from layerscope.errors import BusyError, FormatError, LayerscopeError, StoreError
-from layerscope.records import Floats, Value
+from layerscope.records import Floats, Values
 from layerscope.store.compact import compact
 from layerscope.store.folder import create
 from layerscope.store.format import read_manifest
@@ -201,7 +201,7 @@ def rich_run(tmp_path: Path) -> Path:
     for session in range(3):
         sink = FolderSink(create(folder, resume=True), compact=session == 0)
         ids = put_steps(sink, range(session * 10, session * 10 + 8), width=5)
-        sink.put(Value(session, ids[0], NO_SAMPLES, series_values()))
+        sink.put(Values.one(session, ids[0], NO_SAMPLES, series_values()))
         sink.flush()
         put_steps(sink, range(session * 10 + 8, session * 10 + 10), width=5)
         sink.close()

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 from layerscope.errors import FormatError
-from layerscope.records import SAMPLE_STATISTICS, Kpi, Link, NamedNode, Part, SampleStats, StepInfo, Value, Values
+from layerscope.records import SAMPLE_STATISTICS, Kpi, Link, NamedNode, Part, SampleStats, StepInfo, Values
 from layerscope.store import compact as compaction
 from layerscope.store import format as layout
 from layerscope.store import parts
@@ -41,7 +41,7 @@ def every_kind_of_array() -> list[Array]:
 def test_arrays_of_every_type_and_shape_come_back_as_they_were(tmp_path: Path, compacted: bool) -> None:
     sink, arrays = FolderSink(create(tmp_path / "run"), compact=compacted), every_kind_of_array()
     for place, array in enumerate(arrays):
-        sink.put(Value(7, sink.series_id(series_at(place)), SAMPLES if array.ndim else NO_SAMPLES, array))
+        sink.put(Values.one(7, sink.series_id(series_at(place)), SAMPLES if array.ndim else NO_SAMPLES, array))
     sink.close()
     kept = Reader(tmp_path / "run").values()
     assert kept["samples"].to_pylist() == [[0, 3] if array.ndim else [] for array in arrays]
@@ -61,7 +61,7 @@ def test_values_come_back_the_same_one_by_one_and_all_together(tmp_path: Path) -
         if name == "together":
             sink.put(Values(7, numbers, samples, arrays, sum(array.nbytes for array in arrays)))
         else:
-            sink.put(*(Value(7, *row) for row in zip(numbers, samples, arrays, strict=True)))
+            sink.put(*(Values.one(7, *row) for row in zip(numbers, samples, arrays, strict=True)))
         sink.close()
         rows.append(Reader(tmp_path / name).values().to_pylist())
     assert rows[0] == rows[1]
@@ -77,8 +77,8 @@ def test_values_that_are_dropped_together_are_all_counted(tmp_path: Path) -> Non
 def test_a_value_of_a_type_that_has_no_place_is_told_and_the_others_are_kept(tmp_path: Path) -> None:
     sink = FolderSink(create(tmp_path / "run"))
     number = sink.series_id(series_at(0))
-    sink.put(Value(1, number, NO_SAMPLES, np.array(["text"])))
-    sink.put(Value(2, number, NO_SAMPLES, np.zeros(2)))
+    sink.put(Values.one(1, number, NO_SAMPLES, np.array(["text"])))
+    sink.put(Values.one(2, number, NO_SAMPLES, np.zeros(2)))
     sink.put(Values(3, (number,) * 3, (NO_SAMPLES,) * 3, (np.ones(1), np.array(["text"]), np.arange(3)), 48))
     sink.close()
     reader = Reader(tmp_path / "run")
@@ -152,14 +152,14 @@ def test_a_step_recorded_again_by_a_later_session_replaces_the_earlier_one(tmp_p
         sink = FolderSink(create(tmp_path / "run", resume=True), compact=session == 1)
         number = sink.series_id(series_at(0))
         for step in range(3 * session, 6):
-            sink.put(Value(step, number, NO_SAMPLES, np.array([session])))
+            sink.put(Values.one(step, number, NO_SAMPLES, np.array([session])))
             sink.put(SampleStats(step, number, SAMPLES, np.full((2, 4), float(session))))
             sink.put(StepInfo(step, str(session), 1, 0, (), (), (), (), ""))
         sink.close()
     reader = Reader(tmp_path / "run")
     assert reader.values()["step"].to_pylist() == [3, 4, 5]
     sink = FolderSink(create(tmp_path / "run", resume=True))
-    sink.put(Value(4, 0, NO_SAMPLES, np.array([3])))
+    sink.put(Values.one(4, 0, NO_SAMPLES, np.array([3])))
     sink.put(StepInfo(4, "3", 1, 0, (), (), (), (), ""))
     sink.close()
     assert [int(array[0]) for array in arrays_of(reader.values())] == [1, 3, 1]
@@ -169,7 +169,7 @@ def test_a_step_recorded_again_by_a_later_session_replaces_the_earlier_one(tmp_p
 
 def test_rows_of_a_series_that_is_not_known_are_left_out_and_counted(tmp_path: Path) -> None:
     sink = FolderSink(create(tmp_path / "run"))
-    sink.put(Value(1, 77, NO_SAMPLES, np.zeros(2)))
+    sink.put(Values.one(1, 77, NO_SAMPLES, np.zeros(2)))
     sink.close()
     reader = Reader(tmp_path / "run")
     assert reader.values().num_rows == 0
@@ -194,8 +194,8 @@ def test_a_step_is_written_only_after_all_that_was_kept_of_it() -> None:
     backlog, sizes = Backlog(1 << 30), (NAMED + 1) * 40
     for step in range(3):
         for _ in range(NAMED):
-            backlog.add(("values",), Value(step, 0, NO_SAMPLES, np.zeros(sizes)))
-        backlog.add(("steps",), StepInfo(step, "step", 1, 0, (), (), (), (), ""))
+            backlog.add(Values.one(step, 0, NO_SAMPLES, np.zeros(sizes)))
+        backlog.add(StepInfo(step, "step", 1, 0, (), (), (), (), ""))
     written: list[tuple[int, int]] = []
     while not backlog.empty:
         load = backlog.take(sizes * 8)
@@ -251,7 +251,7 @@ def test_values_take_at_most_a_tenth_more_than_their_bytes(tmp_path: Path, norma
             drawn = chance.normal(size=(5, 64)).astype(np.float32)
             array = drawn if normal else np.frombuffer(chance.bytes(drawn.nbytes), np.float32).reshape(5, 64)
             raw += array.nbytes
-            sink.put(Value(step, number, np.arange(5, dtype=np.int32), array))
+            sink.put(Values.one(step, number, np.arange(5, dtype=np.int32), array))
     sink.close()
 
     def used() -> int:

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from layerscope.errors import LayerscopeWarning
-from layerscope.records import Event, Graph, Kpi, ModuleNode, Value
+from layerscope.records import Event, Graph, Kpi, ModuleNode, Values
 from layerscope.store import segments
 from layerscope.store.backlog import DROPPED_FIRST, Backlog, size_of
 from layerscope.store.folder import create
@@ -36,8 +36,8 @@ from tests.store.runs import (
 NONE: dict[str, list[int]] = {queue: [] for queue in DROPPED_FIRST}
 
 
-def value(step: int, kib: int = 1) -> Value:
-    return Value(step, 0, NO_SAMPLES, np.zeros(kib * 128))
+def value(step: int, kib: int = 1) -> Values:
+    return Values.one(step, 0, NO_SAMPLES, np.zeros(kib * 128))
 
 
 def test_what_was_put_is_read_back_after_a_flush(tmp_path: Path) -> None:
@@ -110,17 +110,17 @@ def test_the_backlog_drops_values_then_bits_then_extras_then_moments_and_never_k
     moments, bits = size_of("moments", step), size_of("bits", step)
     small = size_of("kpis", kpi) + size_of("costs", cost) + size_of("extras", own)
     backlog = Backlog(small + 3 * moments + 2 * bits - 1)
-    backlog.add(("kpis",), kpi)
-    backlog.add(("costs",), cost)
-    backlog.add(("extras",), own)
-    backlog.add(("values",), Value(0, 0, NO_SAMPLES, np.zeros(moments // 8 - 25)))
-    backlog.add(("moments", "bits"), summaries(1, range(50)))
+    backlog.add(kpi)
+    backlog.add(cost)
+    backlog.add(own)
+    backlog.add(Values.one(0, 0, NO_SAMPLES, np.zeros(moments // 8 - 25)))
+    backlog.add(summaries(1, range(50)))
     assert steps_waiting(backlog) == {**NONE, "values": [0], "bits": [1], "extras": [0], "moments": [1]}
-    backlog.add(("moments", "bits"), summaries(2, range(50)))
+    backlog.add(summaries(2, range(50)))
     assert steps_waiting(backlog) == {**NONE, "bits": [1, 2], "extras": [0], "moments": [1, 2]}
-    backlog.add(("moments", "bits"), summaries(3, range(50)))
+    backlog.add(summaries(3, range(50)))
     assert steps_waiting(backlog) == {**NONE, "bits": [3], "extras": [0], "moments": [1, 2, 3]}
-    backlog.add(("moments", "bits"), summaries(4, range(50)))
+    backlog.add(summaries(4, range(50)))
     assert steps_waiting(backlog) == {**NONE, "bits": [], "extras": [], "moments": [2, 3, 4]}
     left = backlog.take(0).items
     assert (left["kpis"], left["costs"]) == ([kpi], [cost])
@@ -130,9 +130,9 @@ def test_the_backlog_drops_values_then_bits_then_extras_then_moments_and_never_k
 def test_the_oldest_of_a_table_is_dropped_first() -> None:
     backlog = Backlog(2 * size_of("values", value(0)))
     for step in range(5):
-        backlog.add(("values",), value(step))
+        backlog.add(value(step))
     kept = backlog.take(10**9)
-    assert [item.step for item in kept.items["values"] if isinstance(item, Value)] == [3, 4]
+    assert [item.step for item in kept.items["values"] if isinstance(item, Values)] == [3, 4]
     assert (kept.dropped["values"].first_step, kept.dropped["values"].last_step) == (0, 2)
 
 
@@ -245,10 +245,10 @@ for step in range(1000):
 
 def test_drops_before_and_after_a_failed_write_are_counted_together() -> None:
     backlog = Backlog(0)
-    backlog.add(("bits",), summaries(1, [0]))
+    backlog.add(summaries(1, [0]))
     load = backlog.take(1 << 20)
     assert load.dropped["bits"].rows
-    backlog.add(("bits",), summaries(2, [0]))
+    backlog.add(summaries(2, [0]))
     backlog.give_back(load)
     again = backlog.take(1 << 20).dropped["bits"]
     assert (again.first_step, again.last_step) == (1, 2)

@@ -4,10 +4,22 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from layerscope.records import Dependencies, Extras, Graph, Record, SampleStats, StepInfo, Summaries, Value, Values
+from layerscope.records import (
+    Cost,
+    Dependencies,
+    Event,
+    Extras,
+    Graph,
+    Kpi,
+    Record,
+    SampleStats,
+    StepInfo,
+    Summaries,
+    Values,
+)
 from layerscope.store.batches import NumberedSeries
 
 Item = Record | NumberedSeries | Dependencies
@@ -29,12 +41,28 @@ QUEUES = (
     "values",
     STEPS,
 )
+QUEUES_OF: Mapping[type[Item], tuple[str, ...]] = {
+    NumberedSeries: ("series",),
+    Dependencies: ("dependencies",),
+    Summaries: ("moments", "bits"),
+    Extras: ("extras",),
+    Cost: ("costs",),
+    Values: ("values",),
+    SampleStats: ("sample_stats",),
+    StepInfo: (STEPS,),
+    Kpi: ("kpis",),
+    Event: ("events",),
+    Graph: ("graph",),
+}
+_SMALL = frozenset((Kpi, Cost, Event))  # which come with every step
 _SMALL_BYTES = 200  # about what a row of the small tables takes
 _NAME_BYTES = 64  # a short text and the reference to it; rows may share their texts, or not
 
 
 def size_of(queue: str, item: Item) -> int:
     """Bytes an item holds in memory for one queue."""
+    if type(item) in _SMALL:
+        return _SMALL_BYTES
     if isinstance(item, Values):
         return _SMALL_BYTES * len(item.series) + item.bytes
     if isinstance(item, Summaries):
@@ -48,9 +76,8 @@ def size_of(queue: str, item: Item) -> int:
         return _SMALL_BYTES * (1 + len(item.modules) + len(item.calls) + len(item.edges))
     if isinstance(item, Dependencies):
         return _SMALL_BYTES * (1 + len(item.nodes) + len(item.links))
-    if isinstance(item, Value | SampleStats):
-        array = item.array if isinstance(item, Value) else item.numbers
-        return _SMALL_BYTES + array.nbytes + item.samples.nbytes
+    if isinstance(item, SampleStats):
+        return _SMALL_BYTES + item.numbers.nbytes + item.samples.nbytes
     return _SMALL_BYTES
 
 
@@ -101,18 +128,14 @@ class Backlog:
         self._unreported: dict[str, Drops] = {}
         self.dropped: dict[str, int] = dict.fromkeys(DROPPED_FIRST, 0)
 
-    def add(self, queues: Sequence[str], item: Item) -> int:
-        """Takes an item into the queues it belongs to, drops what no longer fits; gives the bytes that wait."""
-        return self.add_all([(queue, item) for queue in queues])
-
-    def add_all(self, items: Sequence[tuple[str, Item]]) -> int:
-        """The same for several, each with a queue."""
-        sizes = sum([size_of(queue, item) for queue, item in items])
+    def add(self, *items: Item) -> int:
+        """Takes items into the queues they belong to, drops what no longer fits; gives the bytes that wait."""
         with self._lock:
-            for queue, item in items:
-                self._queues[queue].append(item)
-            self._bytes += sizes
-            self._arrived += len(items)
+            for item in items:
+                for queue in QUEUES_OF[type(item)]:
+                    self._queues[queue].append(item)
+                    self._bytes += size_of(queue, item)
+                    self._arrived += 1
             if self._bytes > self._bound:
                 self._drop()
             return self._bytes
@@ -131,7 +154,7 @@ class Backlog:
         self._gone += 1
 
     def _count(self, queue: str, item: Item) -> None:
-        assert isinstance(item, Summaries | Extras | Value | Values | SampleStats)
+        assert isinstance(item, Summaries | Extras | Values | SampleStats)
         rows = rows_of(item)
         self.dropped[queue] += rows
         self._unreported.setdefault(queue, Drops()).add(rows, item.step)
@@ -158,7 +181,7 @@ class Backlog:
 
     def _step(self, queue: str) -> int:
         item = self._queues[queue][0]
-        assert isinstance(item, Summaries | Extras | Value | Values | SampleStats | StepInfo)
+        assert isinstance(item, Summaries | Extras | Values | SampleStats | StepInfo)
         return item.step
 
     def settle(self, queue: str, items: Sequence[Item]) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 
 from layerscope.errors import StoreError
-from layerscope.records import Event, Graph, Value, Values
+from layerscope.records import Event, Graph, Values
 from layerscope.store.backlog import Drops, Item, Load
 from layerscope.store.batches import (
     bits_batch,
@@ -25,7 +25,7 @@ from layerscope.store.folder import OpenRun
 from layerscope.store.format import RUN, TABLES
 from layerscope.store.graph import add_to_graph
 from layerscope.store.segments import SegmentWriter
-from layerscope.store.tensors import keepable, sample_stats_batch, together, values_batch, why_not
+from layerscope.store.tensors import keepable, sample_stats_batch, values_batch, why_not
 
 Batcher = Callable[[Any], pa.RecordBatch]  # each takes its own table's items
 _BATCHERS: Mapping[str, Batcher] = {
@@ -101,7 +101,7 @@ class Output:
 
     def _keepable(self, items: list[Item]) -> list[Values]:
         """Values without those that cannot be kept, of which an event tells."""
-        found = together([item for item in items if isinstance(item, Value | Values)])
+        found = [item for item in items if isinstance(item, Values)]
         refused = [(item, place, why) for item in found for place, why in enumerate(map(why_not, item.arrays)) if why]
         if not refused:
             return found

@@ -12,7 +12,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from layerscope.errors import FormatError
-from layerscope.records import SAMPLE_STATISTICS, Floats, Ids, Ints, SampleStats, Value, Values
+from layerscope.records import SAMPLE_STATISTICS, Floats, Ids, Ints, SampleStats, Values
 from layerscope.store.columns import large_binary, lists, numbers, texts
 from layerscope.store.format import SEGMENT_SCHEMA
 
@@ -31,16 +31,6 @@ _FLOAT64 = DTYPES["float64"]
 MOST_BYTES = 1 << 30  # of one array: Parquet holds less than twice as much in one place
 
 
-def together(items: Sequence[Value | Values]) -> list[Values]:
-    """The same in a form that is quick to work with."""
-    return [
-        Values(item.step, (item.series,), (item.samples,), (item.array,), item.array.nbytes)
-        if isinstance(item, Value)
-        else item
-        for item in items
-    ]
-
-
 def why_not(array: Array) -> str | None:
     """Why an array cannot be kept, None if it can."""
     if array.dtype not in _NAMES:
@@ -51,7 +41,7 @@ def why_not(array: Array) -> str | None:
 def keepable(values: Values) -> list[Values]:
     """Those that can be kept."""
     rows = zip(values.series, values.samples, values.arrays, strict=True)
-    return together([Value(values.step, *row) for row in rows if why_not(row[2]) is None])
+    return [Values.one(values.step, *row) for row in rows if why_not(row[2]) is None]
 
 
 def values_batch(items: Sequence[Values]) -> pa.RecordBatch:

@@ -9,22 +9,7 @@ import warnings
 from collections.abc import Mapping
 
 from layerscope.errors import LayerscopeWarning, StoreError
-from layerscope.records import (
-    Cost,
-    Event,
-    Extras,
-    Graph,
-    Kpi,
-    Link,
-    NamedNode,
-    Record,
-    SampleStats,
-    Series,
-    StepInfo,
-    Summaries,
-    Value,
-    Values,
-)
+from layerscope.records import Link, NamedNode, Record, Series
 from layerscope.store.backlog import Backlog, Load
 from layerscope.store.batches import NumberedSeries
 from layerscope.store.compact import compact
@@ -40,19 +25,6 @@ CLOSE_S = 30.0
 _FIRST_PAUSE_S = 0.5  # after a failed write; doubled with each further one
 _LONGEST_PAUSE_S = 30.0
 _GRAPHS_KNOWN = 1000  # whose numbers need not be worked out again
-
-_QUEUES: Mapping[type, tuple[str, ...]] = {
-    Summaries: ("moments", "bits"),
-    Extras: ("extras",),
-    Cost: ("costs",),
-    Value: ("values",),
-    Values: ("values",),
-    SampleStats: ("sample_stats",),
-    StepInfo: ("steps",),
-    Kpi: ("kpis",),
-    Event: ("events",),
-    Graph: ("graph",),
-}
 
 
 class FolderSink:
@@ -76,6 +48,7 @@ class FolderSink:
         self._wake = threading.Event()
         self._stopping = False
         self._lost = False  # nothing can be written any more
+        self._dead = False  # the thread, for whatever reason
         self._failing_since: float | None = None
         self._complaint: str | None = None
         self._told: set[str] = set()
@@ -99,7 +72,7 @@ class FolderSink:
             if number is None:
                 number = self._next
                 # The row waits before anybody knows the number: no row that uses it can be written earlier.
-                self._backlog.add(("series",), NumberedSeries(number, series))
+                self._backlog.add(NumberedSeries(number, series))
                 self._numbers[series] = number
                 self._next += 1
         return number
@@ -112,7 +85,7 @@ class FolderSink:
         graph = numbered(nodes, links)
         with self._naming:
             if graph.number not in self._graphs_put and os.getpid() == self._pid:
-                self._backlog.add(("dependencies",), graph)
+                self._backlog.add(graph)
                 self._graphs_put.add(graph.number)
             if len(self._graphs) >= _GRAPHS_KNOWN:  # a network that is never twice the same
                 self._graphs.clear()
@@ -123,12 +96,11 @@ class FolderSink:
         """Takes over records; their arrays must not be written again."""
         if os.getpid() != self._pid or self._closed or not records:
             return
-        if self._complaint is not None or not (self._lost or self._thread.is_alive()):
+        if self._complaint is not None or self._dead:
             self._complain()
         if self._lost:
             return
-        items = [(queue, record) for record in records for queue in _QUEUES[type(record)]]
-        if self._backlog.add_all(items) >= FLUSH_BYTES:
+        if self._backlog.add(*records) >= FLUSH_BYTES:
             self._wake.set()
 
     def flush(self, timeout_s: float = CLOSE_S) -> bool:
@@ -172,7 +144,7 @@ class FolderSink:
     def _complain(self) -> None:
         """Gives the one warning of a trouble in the training thread, where it is seen."""
         complaint, self._complaint = self._complaint, None
-        if complaint is None and not (self._lost or self._closed or self._thread.is_alive()):
+        if complaint is None and self._dead and not (self._lost or self._closed):
             complaint = (
                 f"The thread that writes {self.run.path} has died. Nothing more is recorded; the training goes on."
             )
@@ -197,6 +169,8 @@ class FolderSink:
                 f"The thread that writes {self.run.path} failed ({reason}). "
                 "Nothing more is recorded; the training goes on."
             )
+        finally:
+            self._dead = True
 
     def _round(self) -> bool:
         """Waits for something to write and writes it; whether it was the last time."""
