@@ -136,8 +136,7 @@ class SampleStats:
     numbers: Floats  # one row for each sample, one column for each of SAMPLE_STATISTICS
 
 
-@dataclass(frozen=True, slots=True)
-class Kpi:
+class Kpi(NamedTuple):
     """One number of the training loop, such as its loss."""
 
     step: int
