@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -10,8 +11,12 @@ import pytest
 from layerscope.query.matrix import INF, MISSING, NAN, VALUE, Matrix, Question, laid_out, matrix
 from layerscope.query.run import Run
 from layerscope.records import Extras, Kind, Mode, Reading, Series
+from layerscope.store import compact as compaction
+from layerscope.store import parts
 from layerscope.store.compact import compact
 from layerscope.store.folder import create
+from layerscope.store.format import BY_SERIES
+from layerscope.store.parts import _options
 from layerscope.store.writer import FolderSink
 from tests.server.runs import summaries
 
@@ -25,9 +30,34 @@ def cell(found: Matrix, site: str, step: int) -> tuple[float, int]:
     return float(found.values[row, column]), int(found.states[row, column])
 
 
-@pytest.fixture(params=["as written", "compacted"])
-def run(request: pytest.FixtureRequest, tmp_path: Path) -> Run:
-    sink = FolderSink(create(tmp_path / "run"))
+def older_options(table: str) -> dict[str, object]:
+    """How parts were written before they kept statistics of every whole number."""
+    kept = {"write_statistics": ["series", "step"]} if table in BY_SERIES else {}
+    return {**_options(table), **kept}
+
+
+COMPACTED = ["as written", "compacted", "by an older writer", "by both"]
+
+
+@pytest.fixture(params=COMPACTED)
+def put_away(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Callable[[Path, bool], None]:
+    """Compacts what was recorded until then, or not: in row groups of two rows, by the writer of the parameter."""
+    monkeypatch.setitem(parts.ROW_GROUP, "moments", 2)
+    monkeypatch.setattr(compaction, "PART_ROWS", 12)  # what is small is merged with what comes later
+
+    def put_away(folder: Path, last: bool) -> None:
+        older = request.param == "by an older writer" or (request.param == "by both" and not last)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(parts, "_options", older_options if older else _options)
+            if request.param != "as written":
+                compact(folder)
+
+    return put_away
+
+
+@pytest.fixture
+def run(put_away: Callable[[Path, bool], None], tmp_path: Path) -> Run:
+    sink = FolderSink(create(tmp_path / "run"), compact=False)
     a, b, weight = (
         sink.series_id(series(site, kind))
         for site, kind in (("a", Kind.OUTPUT), ("b", Kind.OUTPUT), ("a.weight", Kind.WEIGHT))
@@ -39,21 +69,24 @@ def run(request: pytest.FixtureRequest, tmp_path: Path) -> Run:
         sink.put(summaries(step, [a, b, weight] if step != 5 else [a, weight], tensors if step != 5 else tensors[::2]))
         sink.put(Extras(step, np.array([a], np.int32), ("sparsity",), np.array([0.25 * step])))
         assert sink.flush()
+    sink.close()
+    put_away(tmp_path / "run", False)
+    sink = FolderSink(create(tmp_path / "run", resume=True), compact=False)
     narrow = sink.series_id(series("a", dtype="float16"))
     sink.put(summaries(9, [narrow], [np.full(50, 3.0)]))
     sink.close()
-    if request.param == "compacted":
-        compact(tmp_path / "run")
+    put_away(tmp_path / "run", True)
     return Run(tmp_path / "run")
 
 
-def test_a_matrix_is_what_the_table_of_statistics_holds(run: Run) -> None:
-    found = matrix(run.reader, Question("output", "rms"))
+@pytest.mark.parametrize("stat", ["rms", "std", "nan", "max"])
+def test_a_matrix_is_what_the_table_of_statistics_holds(run: Run, stat: str) -> None:
+    found = matrix(run.reader, Question("output", stat))
     assert found.tensors == (("a", "output.0"), ("b", "output.0"))
     assert found.steps.tolist() == [0, 1, 2, 3, 4, 5, 9]
-    for row in run.stats(kind="output", stat="rms").arrow().to_pylist():
+    for row in run.stats(kind="output", stat=stat).arrow().to_pylist():
         value, state = cell(found, row["site"], row["step"])
-        assert value == pytest.approx(row["rms"])
+        assert value == pytest.approx(row[stat])
         assert state == {("a", 3): NAN, ("b", 3): INF}.get((row["site"], row["step"]), VALUE)
     assert cell(found, "b", 5)[1] == MISSING
 
@@ -71,25 +104,31 @@ def test_another_kind_another_rank_or_nothing_at_all(run: Run) -> None:
         assert (found.tensors, found.values.shape) == ((), (0, 0))
 
 
-def test_what_a_later_session_recorded_again_counts(tmp_path: Path) -> None:
+def test_what_a_later_session_recorded_again_counts(put_away: Callable[[Path, bool], None], tmp_path: Path) -> None:
     for value in (1.0, 5.0):
-        sink = FolderSink(create(tmp_path / "run", resume=value == 5.0))
+        sink = FolderSink(create(tmp_path / "run", resume=value == 5.0), compact=False)
         number = sink.series_id(series("a"))
         for step in (0, 1, 2) if value == 1.0 else (2, 3):
             sink.put(summaries(step, [number], [np.full(50, value)]))
         sink.close()
+        put_away(tmp_path / "run", value == 5.0)
     found = matrix(Run(tmp_path / "run").reader, Question("output", "mean"))
     assert [cell(found, "a", step)[0] for step in range(4)] == [1.0, 1.0, 5.0, 5.0]
 
 
-def test_a_tensor_that_is_another_ones_alias_has_its_numbers(tmp_path: Path) -> None:
-    sink = FolderSink(create(tmp_path / "run"))
-    output, taken = sink.series_id(series("a")), sink.series_id(series("b", Kind.INPUT))
-    made = summaries(0, [output, taken], [np.full(50, 4.0), np.zeros(0)])
-    made.alias[1] = output
-    sink.put(made)
-    sink.close()
-    assert cell(matrix(Run(tmp_path / "run").reader, Question("input", "rms")), "b", 0) == (4.0, VALUE)
+def test_a_tensor_that_is_another_ones_alias_has_its_numbers(
+    put_away: Callable[[Path, bool], None], tmp_path: Path
+) -> None:
+    for step in range(3):
+        sink = FolderSink(create(tmp_path / "run", resume=step > 0), compact=False)
+        output, taken = sink.series_id(series("a")), sink.series_id(series("b", Kind.INPUT))
+        made = summaries(step, [output, taken], [np.full(50, 4.0 + step), np.zeros(0) if step < 2 else np.ones(50)])
+        made.alias[1] = output if step < 2 else -1
+        sink.put(made)
+        sink.close()
+        put_away(tmp_path / "run", step == 2)
+    found = matrix(Run(tmp_path / "run").reader, Question("input", "rms"))
+    assert [cell(found, "b", step) for step in range(3)] == [(4.0, VALUE), (5.0, VALUE), (1.0, VALUE)]
 
 
 def test_one_layout_serves_every_statistic(run: Run) -> None:

@@ -54,6 +54,20 @@ def test_a_folder_that_is_itself_a_run_is_listed_by_its_own_name(project: Path) 
         assert asked(client, "/api/run/first/sites")["series"][0]["site"] == "layer"
 
 
+def test_the_list_of_sites_is_made_again_when_there_is_a_new_one(client: TestClient, project: Path) -> None:
+    writing = Writing(project / "growing")
+    writing.step(0)
+    before = asked(client, "/api/run/growing/sites")
+    writing.step(1)
+    assert asked(client, "/api/run/growing/sites") == before
+    writing.tensor(2, writing.series_of("float16"))
+    writing.own(2, "sparsity", 0.5)
+    writing.sink.close()
+    after = asked(client, "/api/run/growing/sites")
+    assert [len(sites["series"]) for sites in (before, after)] == [1, 2]
+    assert after["stats"] == [*before["stats"], "sparsity"]
+
+
 def test_sites_come_with_everything_that_tells_series_apart(client: TestClient) -> None:
     sites = asked(client, "/api/run/group/second/sites")
     assert sites["stats"] == list(derive.STATS)

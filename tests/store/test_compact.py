@@ -79,6 +79,23 @@ def test_parts_are_sorted_and_their_row_groups_find_a_series(tmp_path: Path, mon
     assert [key[3] for key in keys_of(Reader(tmp_path / "run").moments([3]))] == [3] * 40
 
 
+def test_a_column_that_is_alike_in_a_row_group_is_not_read(tmp_path: Path) -> None:
+    record(tmp_path / "run", range(40))
+    compact(tmp_path / "run")
+    path = tmp_path / "run/tables/moments/000001-0.parquet"
+    group = pq.ParquetFile(path).metadata.row_group(0)
+    columns = [group.column(place) for place in range(group.num_columns)]
+    content = bytearray(path.read_bytes())
+    for column in columns:
+        if column.path_in_schema in ("rank", "session", "alias", "merged"):
+            first = column.dictionary_page_offset
+            content[first : first + column.total_compressed_size] = bytes(column.total_compressed_size)
+    path.write_bytes(content)  # whoever reads one of them finds it damaged
+    reader = Reader(tmp_path / "run")
+    assert len(check_numbers(reader)) == 120
+    assert set(reader.moments(columns=["merged"])["merged"].to_pylist()) == {1}
+
+
 def test_a_large_table_becomes_several_parts_by_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compaction, "PART_ROWS", 30)
     monkeypatch.setattr(compaction, "_PIECE_BYTES", 500)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 from layerscope.errors import FormatError, SelectError
 from layerscope.records import Kpi
 from layerscope.stats import derive, spec
+from layerscope.store import parts
 from layerscope.store.compact import compact
 from layerscope.store.folder import create
 from layerscope.store.parts import Lately
@@ -228,3 +230,23 @@ def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "missing"):
         with pytest.raises(FormatError, match=r"is not a run: it has no run.json. Give the folder"):
             Reader(path)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are not forked here")
+def test_a_forked_process_reads_as_its_parent_did(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    code = """
+import os, signal, sys
+from layerscope.store.reader import Reader
+rows = Reader(sys.argv[1]).moments().num_rows  # has started the threads that read
+child = os.fork()
+signal.alarm(30)
+if child == 0:
+    os._exit(0 if Reader(sys.argv[1]).moments().num_rows == rows > 0 else 1)
+sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+    monkeypatch.setitem(parts.ROW_GROUP, "moments", 2)  # more than one thread is given at a time
+    sink = FolderSink(create(tmp_path / "run"), compact=False)
+    put_steps(sink, range(10), width=6)
+    sink.close()
+    compact(tmp_path / "run")
+    assert subprocess.run([sys.executable, "-c", code, str(tmp_path / "run")], check=False).returncode == 0

@@ -7,6 +7,7 @@ import pytest
 
 from layerscope.query.matrix import INF, MISSING, NAN, VALUE, Matrix, Question
 from layerscope.records import Floats
+from layerscope.viz import heatmap
 from layerscope.viz.heatmap import HeatMapView, difference_view, heat_map_view
 from layerscope.viz.screen import Screen
 
@@ -68,6 +69,17 @@ def test_a_spike_and_an_infinite_value_of_one_step_are_seen_among_ten_thousand()
     assert len(view.last_steps) == 100
     assert row_of(view, "embed").min() == -8.0
     assert np.isposinf(row_of(view, "h.0.attn")).tolist().index(True) == 12
+
+
+def test_columns_of_few_steps_are_cut_as_those_of_many_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(7)
+    values = rng.integers(-3, 4, (5, 40)).astype(np.float64)
+    values[rng.random((5, 40)) < 0.2] = np.nan
+    values[rng.random((5, 40)) < 0.1] = np.inf
+    few = heat_map_view(matrix_of(values), Screen(width=15))
+    monkeypatch.setattr(heatmap, "FEW_STEPS", 0)
+    many = heat_map_view(matrix_of(values), Screen(width=15))
+    np.testing.assert_array_equal(few.cells, many.cells)
 
 
 def test_only_the_asked_steps_are_shown() -> None:

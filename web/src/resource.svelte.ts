@@ -51,6 +51,11 @@ export class Resource<T> {
     });
   }
 
+  /** Ask for nothing more, and forget what is known of anything else than `identity`. */
+  keep(identity: string): void {
+    if (identity !== this.#identity) this.load(null, identity);
+  }
+
   #replaced(identity: string): void {
     this.#identity = identity;
     this.problem = null;

@@ -39,16 +39,22 @@ export class Scope {
   reach = $state<Span | null>(null);
   /** Steps to walk along, where a view has its own. */
   steps = $state.raw<Float64Array | null>(null);
+  /** Recorded steps that a heat map shows: it needs no histogram. */
+  heatSteps = $state.raw<Float64Array | null>(null);
   /** What is searched for among the sites. */
   search = $state("");
+  /** The site that a link leads to: the graph opens what hides it. */
+  sought: string | null = null;
 
-  readonly runs = new Resource<RunList>(1000);
+  readonly runs = new Resource<RunList>(500);
   readonly sites = new Resource<SiteList>(2000);
   readonly timeline = new Resource<Timeline>();
   readonly scalar = new Resource<ScalarView>();
   readonly histogram = new Resource<HistogramView>();
   readonly live: Live;
 
+  /** The selected view, once it is there and has said which room it leaves to the plots. */
+  #shown = $state(this.selection.view);
   /** Counts the news of the list and of the selected run. */
   #listNews = $state(0);
   #runNews = $state(0);
@@ -67,12 +73,16 @@ export class Scope {
     addEventListener("popstate", () => {
       this.selection = parsed(location.hash);
     });
-    $effect(() => this.#loadRuns());
-    $effect(() => this.#loadRun());
-    $effect(() => this.#loadScalar());
-    $effect(() => this.#loadHistogram());
-    $effect(() => this.#chooseRun());
-    $effect(() => this.#chooseSite());
+    $effect(() => {
+      this.#shown = this.selection.view;
+    });
+    // Before the page is brought up to date: the server can work meanwhile.
+    $effect.pre(() => this.#loadRuns());
+    $effect.pre(() => this.#chooseRun());
+    $effect.pre(() => this.#loadRun());
+    $effect.pre(() => this.#chooseSite());
+    $effect.pre(() => this.#loadScalar());
+    $effect.pre(() => this.#loadHistogram());
   }
 
   /** Changes whenever the selected run may have something new. */
@@ -102,27 +112,29 @@ export class Scope {
       null,
   );
 
-  /** The steps that all charts show. */
-  readonly span = $derived.by<Span>(() => {
-    const { first, last } = this.selection;
-    const histogram = this.histogram.value;
-    const timeline = this.timeline.value;
-    const from =
-      first ??
+  readonly #firstShown = $derived(
+    this.selection.first ??
       Math.min(
-        timeline?.first_step ?? Number.POSITIVE_INFINITY,
-        histogram?.left[0] ?? Number.POSITIVE_INFINITY,
+        this.timeline.value?.first_step ?? Number.POSITIVE_INFINITY,
+        this.histogram.value?.left[0] ?? Number.POSITIVE_INFINITY,
         this.reach?.min ?? Number.POSITIVE_INFINITY,
-      );
-    const to =
-      last ??
+      ),
+  );
+
+  readonly #lastShown = $derived(
+    this.selection.last ??
       Math.max(
-        timeline?.last_step ?? Number.NEGATIVE_INFINITY,
-        histogram?.right.at(-1) ?? Number.NEGATIVE_INFINITY,
+        this.timeline.value?.last_step ?? Number.NEGATIVE_INFINITY,
+        this.histogram.value?.right.at(-1) ?? Number.NEGATIVE_INFINITY,
         this.reach?.max ?? Number.NEGATIVE_INFINITY,
-      );
-    if (!Number.isFinite(from) || !Number.isFinite(to)) return { min: 0, max: 1 };
-    return to > from ? { min: from, max: to } : { min: from - 0.5, max: from + 0.5 };
+      ),
+  );
+
+  /** The steps that all charts show. The same object until they change: with another one all charts are drawn anew. */
+  readonly span = $derived.by<Span>(() => {
+    const [min, max] = [this.#firstShown, this.#lastShown];
+    if (!Number.isFinite(min) || !Number.isFinite(max)) return { min: 0, max: 1 };
+    return max > min ? { min, max } : { min: min - 0.5, max: min + 0.5 };
   });
 
   /** The step of the cross-hair: under the pointer, else pinned. */
@@ -153,10 +165,14 @@ export class Scope {
     this.select({ site, kind });
   }
 
+  get #recorded(): Float64Array | undefined {
+    return this.heatSteps ?? this.histogram.value?.last_steps ?? this.kpi?.last_steps;
+  }
+
   /** The recorded step nearest to a place on the axis. */
   snapped(step: number): number | null {
     if (this.steps !== null) return this.steps[nearest(this.steps, step)] ?? null;
-    const steps = this.histogram.value?.last_steps ?? this.kpi?.last_steps;
+    const steps = this.#recorded;
     const dense =
       this.kpi !== null && (steps === undefined || this.kpi.last_steps.length > 2 * steps.length)
         ? this.kpi.last_steps
@@ -167,7 +183,7 @@ export class Scope {
 
   /** Pin the cross-hair to the neighbouring recorded step. */
   walk(by: number): void {
-    const steps = this.steps ?? this.histogram.value?.last_steps ?? this.kpi?.last_steps;
+    const steps = this.steps ?? this.#recorded;
     if (steps === undefined || steps.length === 0) return;
     // Without a cross-hair the first key sets it to the last step, which a view with steps of its own shows already.
     const unset = steps.length - 1 - (this.steps === null ? by : 0);
@@ -186,42 +202,44 @@ export class Scope {
     void this.#runNews;
     const address = run === null ? null : `api/run/${encodeURIComponent(run)}`;
     this.sites.load(address && `${address}/sites`, `${run}`);
-    if (this.selection.view === "tensors") this.timeline.load(null, "");
+    if (this.#shown === "tensors") this.timeline.load(null, "");
     else if (this.width > 0)
       this.timeline.load(address && `${address}/timeline?${this.screen()}${this.smooth()}`, `${run}`);
   }
 
   #loadScalar(): void {
     const asked = this.#asked();
-    const stat = this.selection.stat;
+    const { stat } = this.selection;
     if (this.width === 0) return;
-    if (asked === null) this.scalar.load(null, "");
+    const identity = asked === null ? "" : `${asked.identity}/${stat}`;
+    if (asked === null || this.#shown !== "charts") this.scalar.keep(identity);
     else
       this.scalar.load(
         `${asked.address}/scalar?${asked.which}&stat=${encodeURIComponent(stat)}${this.smooth()}`,
-        `${asked.identity}/${stat}`,
+        identity,
       );
   }
 
   #loadHistogram(): void {
     const asked = this.#asked();
-    const { axis, view } = this.selection;
+    const { axis } = this.selection;
     if (this.width === 0) return;
-    if (asked === null) this.histogram.load(null, "");
+    const identity = asked === null ? "" : `${asked.identity}/${axis}`;
+    if (asked === null || this.#shown === "heatmap") this.histogram.keep(identity);
     // Where it is drawn, its height is known with the next frame: asking before would be asking twice.
-    else if (this.bins > 0 || view !== "charts")
+    else if (this.bins > 0 || this.#shown !== "charts")
       this.histogram.load(
         `${asked.address}/histogram?${asked.which}&axis=${axis}&height=${this.bins || 96}`,
-        `${asked.identity}/${axis}`,
+        identity,
       );
   }
 
   /** What is asked for of the selected series, null if there is none. */
   #asked(): { address: string; which: string; identity: string } | null {
     const series = this.series;
-    const { run, view } = this.selection;
+    const { run } = this.selection;
     void this.#runNews;
-    if (series === null || run === null || view === "tensors") return null;
+    if (series === null || run === null || this.#shown === "tensors") return null;
     return {
       address: `api/run/${encodeURIComponent(run)}`,
       which: `series=${series.series}&rank=${series.rank}&${this.screen()}`,

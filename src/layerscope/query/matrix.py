@@ -11,8 +11,8 @@ import pyarrow as pa
 
 from layerscope.query import rows
 from layerscope.records import Floats, Ids, Ints
-from layerscope.stats import derive
-from layerscope.store.columns import valid, values
+from layerscope.stats import derive, spec
+from layerscope.store.columns import Numbers, filled, values
 from layerscope.store.order import places
 from layerscope.store.reader import Reader
 from layerscope.store.sources import Piece, in_threads
@@ -23,6 +23,7 @@ States = npt.NDArray[np.uint8]
 
 #: What a cell holds, the more important the larger: of several cells drawn as one, the largest state wins.
 MISSING, VALUE, INF, NAN = 0, 1, 2, 3
+_NOT_FINITE = ("nan", "pos_inf", "neg_inf")
 LARGEST = float(np.finfo(np.float32).max)
 
 
@@ -93,13 +94,22 @@ def matrix(reader: Reader, question: Question, layout: Callable[[], Layout] | No
         return _own_statistic(reader, question)
     laid = laid_out(reader, question) if layout is None else layout()
     cells = np.full(laid.states.shape, np.nan, np.float32)
-    columns = rows.columns_for([question.stat])
+    needed = rows.columns_for([question.stat])
+    first = [name for name in needed if name not in spec.EXTREMES] or needed  # extremes are rarely looked at
 
     def fill(piece: Piece) -> None:
-        table = piece.read(columns)
-        of = {name: values(table[name]).astype(np.float64, copy=False) for name in columns}
+        of: dict[str, Floats] = {}
+
+        def column(name: str) -> Floats:
+            if name not in of:
+                names = first if name in first else [name]
+                table = piece.read(names)
+                rows_then = min((len(known) for known in of.values()), default=table.num_rows)  # it may have grown
+                of.update({each: values(table[each])[:rows_then].astype(np.float64, copy=False) for each in names})
+            return of[name]
+
         row, place = laid.rows[piece]
-        found = _narrow(derive.statistic(question.stat, of.__getitem__))
+        found = _narrow(derive.statistic(question.stat, column))
         cells.reshape(-1)[place] = found[: len(place)] if row is None else found[row]
 
     in_threads(fill, list(laid.rows))
@@ -117,16 +127,16 @@ def laid_out(reader: Reader, question: Question) -> Layout:
     found = [part for rows in found for part in (rows.part(rows.alias < 0), *_followed(reader, rows, question.rank))]
     found = [part for rows in found for part in _by_session(rows)]
     found.sort(key=lambda part: int(part.session[0]))  # what a later session recorded again is written over
-    steps = np.unique(np.concatenate([np.zeros(0, np.int64), *(_distinct(part.steps) for part in found)]))
+    steps = np.unique(np.concatenate([np.zeros(0, np.int64), *in_threads(lambda part: _distinct(part.steps), found)]))
     states = np.zeros((len(steps), len(tensors)), np.uint8)
-    wide = [_places(part.steps, steps) * len(tensors) + column_of[part.series] for part in found]
-    places: list[Ids | Ints] = [place.astype(np.int32) if states.size < 2**31 else place for place in wide]
+    first = (np.arange(len(steps)) * len(tensors)).astype(np.int32 if states.size < 2**31 else np.int64)  # of a step
+    places = in_threads(lambda part: _at(part.steps, steps, first) + column_of.take(part.series), found)
     for part, place in zip(found, places, strict=True):
         states.reshape(-1)[place] = part.states
     return Layout(tensors, steps, states, _that_count(found, places, states))
 
 
-def _columns(reader: Reader, question: Question) -> tuple[tuple[tuple[str, str], ...], Ints]:
+def _columns(reader: Reader, question: Question) -> tuple[tuple[tuple[str, str], ...], Ids]:
     """The tensors that are asked about, and the column of each series' tensor, -1 for that of another one."""
     series = reader.series()
     mine = rows.are(series, "kind", question.kind) & rows.are(series, "mode", question.mode)
@@ -135,35 +145,45 @@ def _columns(reader: Reader, question: Question) -> tuple[tuple[tuple[str, str],
     tensors: tuple[tuple[str, str], ...] = tuple(dict.fromkeys(of_series))
     place = {tensor: at for at, tensor in enumerate(tensors)}
     numbers = values(chosen["series"])
-    column_of = np.full(2 + int(numbers.max(initial=0)), -1, np.int64)  # one more, for all larger numbers
+    column_of = np.full(2 + int(numbers.max(initial=0)), -1, np.int32)  # one more, for all larger numbers
     column_of[numbers] = [place[tensor] for tensor in of_series]
     return tensors, column_of
 
 
 def _rows_of(piece: Piece, among: Flags, rank: int) -> _Rows:
     """The rows of a piece that are of some series; larger numbers are none of them."""
-    table = piece.read(["rank", "session", "step", "series", "alias", "count", "finite", "nan"])
-    series, alias = values(table["series"]), table["alias"]
-    states = np.full(len(series), VALUE, np.uint8)
-    broken = np.flatnonzero(values(table["finite"]) < values(table["count"]))
-    states[broken] = np.where(values(table["nan"])[broken] > 0, NAN, INF)
-    none = alias.null_count == len(alias)
-    return _Rows(
-        piece,
-        np.arange(len(series), dtype=np.int32),
-        values(table["session"]),
-        values(table["step"]),
-        series,
-        np.full(len(series), -1, np.int32) if none else np.where(valid(alias), values(alias), np.int32(-1)),
-        states,
-    ).part(among[np.minimum(series, len(among) - 1)] & (values(table["rank"]) == rank))
+    alike = piece.alike(("rank", "session", "alias", *_NOT_FINITE))
+    finite = all(alike.get(name) == 0 for name in _NOT_FINITE)
+    needed = ("rank", "session", "step", "series", "alias", *(() if finite else _NOT_FINITE))
+    table = piece.read([name for name in needed if name not in alike])
+    series = values(table["series"])
+
+    def column(name: str) -> Numbers:
+        """The numbers of a column, -1 for none; what is alike takes no memory."""
+        if name not in alike:
+            return filled(table[name])
+        known = alike[name]
+        return np.broadcast_to(np.int32(-1 if known is None else known), len(series))
+
+    states = np.broadcast_to(np.uint8(VALUE), len(series)) if finite else _states(*map(column, _NOT_FINITE))
+    row = np.arange(len(series), dtype=np.int32)
+    found = _Rows(piece, row, column("session"), values(table["step"]), series, column("alias"), states)
+    return found.part(among.take(series, mode="clip") & (column("rank") == rank))
+
+
+def _states(nan: Numbers, pos_inf: Numbers, neg_inf: Numbers) -> States:
+    states = np.full(len(nan), VALUE, np.uint8)
+    states[(pos_inf > 0) | (neg_inf > 0)] = INF
+    states[nan > 0] = NAN
+    return states
 
 
 def _followed(reader: Reader, asked: _Rows, rank: int) -> Iterator[_Rows]:
     """The rows that alias rows stand for, in the same file, as rows of the aliases' series."""
-    aliases = asked.part(asked.alias >= 0)
-    if len(aliases.row) == 0:
+    are_aliases = asked.alias >= 0
+    if not are_aliases.any():
         return
+    aliases = asked.part(are_aliases)
     among = np.zeros(2 + int(aliases.alias.max()), np.bool_)
     among[aliases.alias] = True
     for piece in reader.moment_pieces(np.flatnonzero(among)):
@@ -177,11 +197,12 @@ def _followed(reader: Reader, asked: _Rows, rank: int) -> Iterator[_Rows]:
 
 
 def _by_session(found: _Rows) -> list[_Rows]:
-    return [found.part(found.session == session) for session in _distinct(found.session)]
+    sessions = _distinct(found.session)
+    return [found] if len(sessions) == 1 else [found.part(found.session == session) for session in sessions]
 
 
 def _that_count(
-    found: list[_Rows], places: list[Ids | Ints], states: States
+    found: list[_Rows], places: list[Numbers], states: States
 ) -> dict[Piece, tuple[Ids | None, Ids | Ints]]:
     """Rows and places by piece, without the rows that are written over."""
     if sum(map(len, places)) > np.count_nonzero(states):
@@ -196,10 +217,14 @@ def _that_count(
         pieces.setdefault(part.piece, []).append(number)
     laid: dict[Piece, tuple[Ids | None, Ids | Ints]] = {}
     for piece, numbers in pieces.items():
-        row = np.concatenate([found[number].row for number in numbers])
+        row = _joined([found[number].row for number in numbers])
         whole = len(row) == piece.rows and bool(np.all(row == np.arange(len(row))))
-        laid[piece] = (None if whole else row, np.concatenate([places[number] for number in numbers]))
+        laid[piece] = (None if whole else row, _joined([places[number] for number in numbers]))
     return laid
+
+
+def _joined(arrays: list[Numbers]) -> Numbers:
+    return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
 
 
 def _own_statistic(reader: Reader, question: Question) -> Matrix:
@@ -210,7 +235,7 @@ def _own_statistic(reader: Reader, question: Question) -> Matrix:
     steps = _distinct(step)
     shape = (len(steps), len(tensors))
     cells, states = np.full(shape, np.nan, np.float32), np.zeros(shape, np.uint8)
-    at = _places(step, steps) * len(tensors) + column_of[values(table["series"])]
+    at = _at(step, steps, np.arange(len(steps)) * len(tensors)) + column_of[values(table["series"])]
     cells.reshape(-1)[at] = _narrow(own)
     states.reshape(-1)[at] = np.select([np.isnan(own), np.isinf(own)], [NAN, INF], VALUE)
     return Matrix(question, tensors, steps, cells, states)
@@ -222,18 +247,22 @@ def _narrow(found: Floats) -> Cells:
 
 def _distinct(numbers: Ints | Ids) -> Ints:
     """The numbers that occur, ascending: quicker than sorting where there are few of many."""
-    if len(numbers) == 0 or int(numbers.max()) - int(numbers.min()) > 4 * len(numbers) + 1000:
+    if len(numbers) == 0:
+        return np.zeros(0, np.int64)
+    least, most = int(numbers.min()), int(numbers.max())
+    if least == most:
+        return np.array([least])
+    if most - least > 4 * len(numbers) + 1000:
         return np.unique(numbers).astype(np.int64)
-    least = int(numbers.min())
-    present = np.zeros(int(numbers.max()) - least + 1, np.bool_)
+    present = np.zeros(most - least + 1, np.bool_)
     present[numbers - least] = True
     return np.asarray(np.flatnonzero(present) + least)
 
 
-def _places(step: Ints, steps: Ints) -> Ints:
-    """The place of each row's step among the steps."""
+def _at(step: Ints, steps: Ints, numbers: Numbers) -> Numbers:
+    """For each row the number that belongs to its step; the steps ascend."""
     if len(steps) == 0 or steps[-1] - steps[0] > 4 * len(step) + 1000:
-        return np.searchsorted(steps, step)
-    place = np.zeros(int(steps[-1] - steps[0]) + 1, np.int64)
-    place[steps - steps[0]] = np.arange(len(steps))
-    return np.asarray(place[step - steps[0]])
+        return np.asarray(numbers[np.searchsorted(steps, step)])
+    of_step = np.zeros(int(steps[-1] - steps[0]) + 1, numbers.dtype)
+    of_step[steps - steps[0]] = numbers
+    return np.asarray(of_step.take(step - steps[0]))

@@ -21,7 +21,7 @@ from layerscope.server.catalogue import Catalogue, Compactor
 from layerscope.server.customview import OwnView
 from layerscope.server.guard import Guard
 from layerscope.server.live import Live
-from layerscope.server.routes import routes
+from layerscope.server.routes import routes, sites
 
 STATIC = Path(__file__).parent / "static"
 log = logging.getLogger(__name__)
@@ -40,7 +40,7 @@ def create_app(
 
     @contextlib.asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        catalogue.warm_up()
+        catalogue.warm_up(sites)
         yield
         catalogue.close()
 

@@ -43,6 +43,7 @@ class Opened:
     id: str  # of the manifest: another one means that the run was deleted and made again
     lock: threading.Lock = field(default_factory=threading.Lock)
     entry: tuple[object, RunEntry] | None = None  # the line in the list, and the revision it was made at
+    sites: tuple[object, object, bytes] | None = None  # what the list of its sites was made of, and the message
     compacted: bool = False
     histories: dict[tuple[int, int], tuple[object, History]] = field(default_factory=dict)
 
@@ -97,15 +98,21 @@ class Catalogue:
         self.diagnoses.close()
         self._background.shutdown(wait=False, cancel_futures=True)
 
-    def warm_up(self) -> Future[None]:
-        """Open in the background what a page asks for first: there is time for that while a browser starts."""
-        return self._background.submit(self._open_first)
+    def warm_up(self, look: Callable[[Opened, str], object] | None = None) -> Future[None]:
+        """Open in the background what a page asks for first: there is time for that while a browser starts.
 
-    def _open_first(self) -> None:
+        `look` is called with the run that is shown first, and its name.
+        """
+        return self._background.submit(self._open_first, look)
+
+    def _open_first(self, look: Callable[[Opened, str], object] | None) -> None:
         with contextlib.suppress(LayerscopeError, OSError):  # whoever asks for it will be told
             shown = [entry.name for entry in self.entries() if entry.status != "unreadable"]
-            for opened in map(self.open, shown[:1]):
+            for name in shown[:1]:
+                opened = self.open(name)
                 with opened.lock:
+                    if look is not None:
+                        look(opened, name)
                     for series in opened.run.series().arrow().slice(0, 1).to_pylist():
                         opened.history(series["series"], series["rank"])
 

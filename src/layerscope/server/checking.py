@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 from layerscope.diagnose.check import check
 from layerscope.diagnose.finding import Diagnosis, Evidence, Finding, NotChecked, Severity
 from layerscope.errors import StoreError
+from layerscope.server.compacting import run_aside
 from layerscope.store.format import PARTS, SEGMENTS
 
 LARGE = 8 * 2**20  # bytes of moments: below it, starting a process takes longer than the check
@@ -25,7 +25,7 @@ def checked(run: Path) -> Diagnosis:
 def checked_in_another_process(run: Path) -> Diagnosis:
     """The same, without taking memory or time from the server; the error says what the other process said."""
     command = [sys.executable, "-m", "layerscope.cli", "check", "--json", str(run)]
-    done = subprocess.run(command, capture_output=True, text=True, errors="backslashreplace", check=False)
+    done = run_aside(command)
     try:
         (found,) = json.loads(done.stdout)
     except ValueError:
@@ -35,6 +35,7 @@ def checked_in_another_process(run: Path) -> Diagnosis:
         not_checked=tuple(NotChecked(**each) for each in found["not_checked"]),
         checked=found["checked"],
         last_step=found["last_step"],
+        classes=found["classes"],
     )
 
 

@@ -1,7 +1,8 @@
-"""Compaction beside the server, in a process of its own."""
+"""Work beside the server, as compaction, in a process of its own."""
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -9,13 +10,25 @@ from pathlib import Path
 
 from layerscope.errors import StoreError
 
+GIVES_WAY = 10  # priority of a process, of 19 at most
 INTERRUPTED = (130, -signal.SIGINT, -signal.SIGTERM)
+
+
+def run_aside(command: list[str]) -> subprocess.CompletedProcess[str]:
+    """What a command said that gave way to the server and a browser: both have much to do when a page is opened."""
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="backslashreplace"
+    ) as process:
+        if hasattr(os, "setpriority"):
+            os.setpriority(os.PRIO_PROCESS, process.pid, GIVES_WAY)
+        out, err = process.communicate()
+    return subprocess.CompletedProcess(command, process.returncode, out, err)
 
 
 def compact_in_another_process(run: Path) -> None:
     """Compact a run without taking memory or time from the server; the error says what the other process said."""
     command = [sys.executable, "-m", "layerscope.cli", "compact", str(run)]
-    done = subprocess.run(command, capture_output=True, text=True, errors="backslashreplace", check=False)
+    done = run_aside(command)
     # Ctrl-C in a terminal reaches the other process too: nothing is lost, and there is nothing to tell.
     if done.returncode not in (0, *INTERRUPTED):
         raise StoreError(done.stderr.strip().removeprefix("layerscope: ") or f"exit code {done.returncode}")

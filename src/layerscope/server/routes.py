@@ -70,15 +70,21 @@ def routes(catalogue: Catalogue, own_view: OwnView | None = None) -> list[Route]
 
 
 def sent(record: object) -> Response:
-    """A record as a response that no cache keeps."""
-    return Response(wire.encode(record), media_type=wire.MEDIA_TYPE, headers={"Cache-Control": "no-store"})
+    """A record, or its message, as a response that no cache keeps."""
+    message = record if isinstance(record, bytes) else wire.encode(record)
+    return Response(message, media_type=wire.MEDIA_TYPE, headers={"Cache-Control": "no-store"})
 
 
-def sites(opened: Opened, name: str, request: Request) -> SiteList:
-    """What can be shown of the run."""
-    columns = opened.run.series().arrow().select(SeriesEntry.__slots__).to_pydict()
-    series = tuple(map(SeriesEntry, *columns.values()))
-    return SiteList(name, opened.run.statistics, series, len(pass_folders(opened.run.path)))
+def sites(opened: Opened, name: str, request: Request | None = None) -> bytes:
+    """What can be shown of the run, as a message: it is long, and the same from one step of a live run to the next."""
+    series = opened.run.reader.series()
+    about = (name, opened.run.statistics, len(pass_folders(opened.run.path)))
+    kept = opened.sites
+    if kept is None or kept[0] is not series or kept[1] != about:
+        columns = series.select(SeriesEntry.__slots__).to_pydict()
+        of_sites = SiteList(*about[:2], tuple(map(SeriesEntry, *columns.values())), about[2])
+        kept = opened.sites = (series, about, wire.encode(of_sites))
+    return kept[2]
 
 
 def timeline(opened: Opened, name: str, request: Request) -> Timeline:

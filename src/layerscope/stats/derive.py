@@ -33,8 +33,11 @@ def _told(moment: Floats, error: Floats) -> Floats:
 
 
 def _variance(column: Column) -> Floats:
+    """The extremes are asked for last, and only where the sums alone do not tell: then equal elements have none."""
     mean, square = column("sum") / column("finite"), column("sum2") / column("finite")
-    return np.where(column("min") == column("max"), 0.0, _told(square - mean**2, ROUNDING * square))
+    told = _told(square - mean**2, ROUNDING * square)
+    untold = np.isnan(told)
+    return np.where(untold & (column("min") == column("max")), 0.0, told) if untold.any() else told
 
 
 # Of powers numpy is quick with the second alone: any higher one takes ten times as long.

@@ -84,6 +84,16 @@ def valid(column: pa.ChunkedArray) -> Flags:
     return np.concatenate(pieces)
 
 
+def filled(column: pa.ChunkedArray) -> Numbers:
+    """The numbers of a column with -1 for null."""
+    if column.null_count == 0:
+        return values(column)
+    minus_one = np.array(-1, _DTYPES[column.type])
+    if column.null_count == len(column):
+        return np.full(len(column), minus_one)
+    return np.where(valid(column), values(column), minus_one)
+
+
 def lengths(column: pa.Array) -> Ints:
     """Bytes of every row of a column of large binaries."""
     bounds: Ints = np.frombuffer(column.buffers()[1], np.int64, len(column) + 1, column.offset * 8)

@@ -6,8 +6,9 @@ import mmap
 import os
 import stat
 import threading
-from collections.abc import Callable, Iterable
-from functools import cached_property, partial
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from functools import cached_property, lru_cache, partial
 from itertools import pairwise
 from pathlib import Path
 
@@ -17,7 +18,7 @@ import pyarrow.parquet as pq
 
 from layerscope.records import Ids, Ints
 from layerscope.stats import spec
-from layerscope.store.columns import lengths, numbers, values
+from layerscope.store.columns import dtype_of, lengths, numbers, values
 from layerscope.store.format import ASIDE, BY_SERIES, SCHEMA, VERSION, check_version, damaged, sync_folder
 from layerscope.store.wanted import Wanted
 
@@ -66,7 +67,8 @@ def _options(table: str) -> dict[str, object]:
         options["use_dictionary"] = [name for name in (*names, *listed) if name not in split]
         options["use_byte_stream_split"] = split  # the bytes that hardly change lie side by side
         options["column_encoding"] = {"step": "DELTA_BINARY_PACKED"}
-        options["write_statistics"] = ["series", "step"]
+        # What is alike in a whole row group need not be read; numbers that are not whole hardly ever are.
+        options["write_statistics"] = [field.name for field in SCHEMA[table] if pa.types.is_integer(field.type)]
     return options
 
 
@@ -120,14 +122,28 @@ class Part:
             raise
         except (*_UNREADABLE, ValueError) as error:  # nothing can be mapped of an empty file
             raise damaged(path, _reason(error), self._lost) from None
+        self._names = frozenset(self._found.names)
+        self._whole_numbers = {
+            column.name: place for place, column in enumerate(self._found) if pa.types.is_integer(column.type)
+        }
+        self._idle: list[pq.ParquetFile] = []
         self._check()
         self._series = self._bounds("series", np.int32)
         self._step = self._bounds("step", np.int64)
 
     def _opened(self, metadata: pq.FileMetaData | None) -> pq.ParquetFile:
-        """A reader of the file; every thread has its own, since reading changes it."""
         options = {"page_checksum_verification": True, "pre_buffer": False}
         return pq.ParquetFile(pa.BufferReader(self._content), metadata=metadata, **options)
+
+    @contextmanager
+    def _reader(self) -> Iterator[pq.ParquetFile]:
+        """A reader of the file that no other thread has at the moment, since reading changes it."""
+        try:
+            reader = self._idle.pop()
+        except IndexError:
+            reader = self._opened(self._metadata)
+        yield reader
+        self._idle.append(reader)
 
     @property
     def size_bytes(self) -> int:
@@ -151,8 +167,8 @@ class Part:
         """Smallest and largest value of a column in every row group; the widest range where it is not known."""
         groups, limits = self._metadata.num_row_groups, np.iinfo(dtype)
         low, high = np.full(groups, limits.min, dtype), np.full(groups, limits.max, dtype)
-        if column in self._found.names:
-            place = self._found.names.index(column)
+        if column in self._whole_numbers:
+            place = self._whole_numbers[column]
             for group in range(groups):
                 known = self._metadata.row_group(group).column(place).statistics
                 if known is not None and known.has_min_max:
@@ -205,6 +221,21 @@ class Part:
         """Rows of a row group."""
         return int(self._metadata.row_group(group).num_rows)
 
+    def alike(self, group: int, columns: Iterable[str]) -> dict[str, int | None]:
+        """Those of the columns that are known to be the same in all rows of a row group, and what they are there."""
+        about = self._metadata.row_group(group)
+        found: dict[str, int | None] = {}
+        for name in columns:
+            place = self._whole_numbers.get(name)
+            kept = None if place is None else about.column(place).statistics
+            if kept is None or not kept.has_null_count:
+                continue  # an older writer kept none
+            if kept.null_count == about.num_rows:
+                found[name] = None
+            elif kept.null_count == 0 and kept.has_min_max and kept.min == kept.max:
+                found[name] = int(kept.min)
+        return found
+
     def tasks(self, columns: list[str], wanted: Wanted) -> list[Task]:
         """The reading of the wanted rows, columns in the order asked for, in pieces that threads can share."""
         groups = self.groups(wanted)
@@ -213,9 +244,8 @@ class Part:
 
     def read(self, groups: list[int], columns: list[str], wanted: Wanted) -> list[pa.Table]:
         """The wanted rows of some row groups."""
-        keys = [name for name in ("series", "step") if name in SCHEMA[self._table].names and not wanted.everything]
-        present = set(self._found.names)
-        names = [name for name in dict.fromkeys([*columns, *keys]) if name in present]
+        keys = () if wanted.everything else ("series", "step")
+        names = [name for name in dict.fromkeys((*columns, *keys)) if name in self._names]
         try:
             tables = [_chosen(self._group(group, names, wanted), names, wanted) for group in groups]
         except _UNREADABLE as error:
@@ -226,7 +256,15 @@ class Part:
 
     def _group(self, group: int, names: list[str], wanted: Wanted) -> pa.Table:
         def read() -> pa.Table:
-            return self._opened(self._metadata).read_row_group(group, names, use_threads=False)
+            alike = self.alike(group, names)
+            with self._reader() as reader:
+                others = reader.read_row_group(group, [name for name in names if name not in alike], use_threads=False)
+            if not alike:
+                return others
+            rows = self.rows_of(group)
+            kinds = {name: self._found.field(name).type for name in alike}
+            arrays = [_same(kinds[name], alike[name], rows) if name in alike else others[name] for name in names]
+            return pa.table(arrays, names=names)
 
         one_series = wanted.series is not None and len(wanted.series) == 1
         return self._lately.get((self.path, group, *names), read) if one_series else read()
@@ -242,10 +280,22 @@ class Part:
         return pa.table(arrays, names=columns)
 
 
+@lru_cache(32)
+def _same(kind: pa.DataType, value: int | None, rows: int) -> pa.Array:
+    """A column of one whole number, or of nulls; the same one serves many row groups."""
+    return pa.nulls(rows, kind) if value is None else numbers(np.full(rows, value, dtype_of(kind)))
+
+
 def _chosen(table: pa.Table, names: list[str], wanted: Wanted) -> pa.Table:
+    if wanted.everything:
+        return table
     series, step = (values(table[name]) if name in names else None for name in ("series", "step"))
     hits = wanted.rows(series, step)
-    return table if hits is None or len(hits) == table.num_rows else table.take(numbers(hits))
+    if hits is None or len(hits) == table.num_rows:
+        return table
+    if len(hits) and hits[-1] - hits[0] == len(hits) - 1:  # as those of one series are
+        return table.slice(hits[0], len(hits))
+    return table.take(numbers(hits))
 
 
 def _reason(error: BaseException) -> str:

@@ -10,9 +10,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from layerscope.errors import SelectError
-from layerscope.records import Bytes, Ids, Ints
+from layerscope.records import Bytes, Ints
 from layerscope.stats import spec
-from layerscope.store.columns import flags, numbers, texts, valid, values
+from layerscope.store.columns import filled, flags, numbers, texts, values
 from layerscope.store.format import SCHEMA
 from layerscope.store.order import key_columns, places
 from layerscope.store.small import SmallTables
@@ -114,7 +114,7 @@ class Reader(SmallTables):
         self.problems[LOST_ALIAS] = 0
         if aliases.num_rows == 0:
             return plain
-        sources, alias = plain, _filled(aliases.column("alias"))
+        sources, alias = plain, filled(aliases.column("alias"))
         if wanted.series is not None:
             sources, _ = _split(files.read(columns, wanted.with_series(alias)))
         place = places((*key_columns(aliases, KEYS[:3]), alias), key_columns(sources, KEYS))
@@ -130,13 +130,13 @@ def _split(rows: pa.Table) -> tuple[pa.Table, pa.Table]:
     alias = rows.column("alias")
     if alias.null_count == len(alias):
         return rows, rows.slice(0, 0)
-    own = _filled(alias) < 0
+    own = filled(alias) < 0
     return (rows, rows.slice(0, 0)) if own.all() else (rows.filter(flags(own)), rows.filter(flags(~own)))
 
 
 def _bits_of(rows: pa.Table, bits: Sources, wanted: Wanted) -> pa.Table:
     """The bit-counts of rows of moments, with the keys of these; alias rows have those that they stand for."""
-    alias = _filled(rows.column("alias"))
+    alias = filled(rows.column("alias"))
     source = np.where(alias >= 0, alias, values(rows.column("series")))
     sought = wanted if wanted.series is None else wanted.with_series(source)
     found = bits.read([*KEYS, "m", "counts"], sought)
@@ -169,13 +169,6 @@ def _chosen(columns: Sequence[str] | None) -> list[str]:
         if name not in known:
             raise SelectError(f"The moments have no column {name!r}. There are: {', '.join(known)}.")
     return list(dict.fromkeys(columns))
-
-
-def _filled(alias: pa.ChunkedArray) -> Ids:
-    """The alias column with -1 for none."""
-    if alias.null_count == len(alias):
-        return np.full(len(alias), -1, np.int32)
-    return np.where(valid(alias), values(alias), np.int32(-1))
 
 
 def _joined(left: pa.Table, right: pa.Table, found: Flags, place: Ints) -> pa.Table:

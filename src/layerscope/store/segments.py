@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -171,6 +172,11 @@ class Segment:
         """What occurs in the column `name`."""
         found = (table["name"].unique() for table in self.read(["name"], Wanted()))
         return frozenset(name for names in found for name in names.to_pylist())
+
+    def alike(self, group: int, columns: Iterable[str]) -> dict[str, int | None]:
+        """Those of the columns that are the same in all rows; a segment is one group of rows."""
+        of_name = {"rank": self.name.rank, "session": self.name.session}
+        return {name: of_name[name] for name in columns if name in of_name}
 
     def series_numbers(self) -> Ids:
         """The series number of every row, in the order of writing."""

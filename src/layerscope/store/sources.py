@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,7 @@ from layerscope.store.wanted import Wanted
 
 Given = TypeVar("Given")
 Made = TypeVar("Made")
+_SHARES = 4  # of the work for each thread: handing out every single thing costs more than it is worth
 _ATTEMPTS = 100  # each one means that a compaction ended meanwhile
 
 
@@ -95,6 +97,10 @@ class Piece:
         """How many rows there are by now."""
         return self.file.rows_of(self.group) if isinstance(self.file, Part) else self.file.rows
 
+    def alike(self, columns: Iterable[str]) -> dict[str, int | None]:
+        """Those of the columns that are known to be the same in all rows, and what they are: nothing is read for it."""
+        return self.file.alike(self.group, columns)
+
     def read(self, columns: list[str]) -> pa.Table:
         """All rows, as they lie."""
         if isinstance(self.file, Part):
@@ -104,11 +110,23 @@ class Piece:
 
 
 def in_threads(use: Callable[[Given], Made], things: Sequence[Given]) -> list[Made]:
-    """What is made of each thing, in order, by as many threads as there are cores."""
+    """What is made of each thing, in order, by as many threads as there are cores. `use` must not do the same."""
     if len(things) < 2:
         return [use(thing) for thing in things]
-    with ThreadPoolExecutor(min(len(things), os.cpu_count() or 1)) as pool:
-        return list(pool.map(use, things))
+    share = -(-len(things) // (_SHARES * (os.cpu_count() or 1)))
+    shares = [things[start : start + share] for start in range(0, len(things), share)]
+    made = _threads().map(lambda some: [use(thing) for thing in some], shares)
+    return [each for some in made for each in some]
+
+
+@functools.cache
+def _threads() -> ThreadPoolExecutor:
+    """Threads that stay: starting them takes as long as reading the rows of one series."""
+    return ThreadPoolExecutor(os.cpu_count() or 1, "layerscope-read")
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_threads.cache_clear)  # threads do not live on in a forked process
 
 
 class Catalogue:

@@ -11,6 +11,7 @@ from layerscope.records import Ints
 from layerscope.viz.screen import Columns, Screen, columns
 
 MOST_CELLS = 1_500_000  # of one picture: with more rows there are fewer columns
+FEW_STEPS = 8  # of one column: looking at them side by side is quicker than column by column
 ROBUST = 0.005  # share of the values at either end that the colours of a linear scale may leave out
 
 
@@ -146,40 +147,62 @@ def _cut(values: Cells, states: States, grouped: Columns) -> tuple[Cells, States
     """One value and state for each column of the screen."""
     if len(grouped) == len(values):
         return values, states
-    ends = [*grouped.starts[1:].tolist(), len(values)]
-    parts = [slice(first, last) for first, last in zip(grouped.starts.tolist(), ends, strict=True)]
+    starts, sizes = grouped.starts, np.diff(np.append(grouped.starts, len(values)))
+    if sizes.max() <= FEW_STEPS:
+        return _cut_side_by_side(values, states, starts, sizes)
+    parts = [slice(first, first + size) for first, size in zip(starts.tolist(), sizes.tolist(), strict=True)]
     strongest = np.stack([_strongest(values[part]) for part in parts])
     return strongest, np.stack([states[part].max(axis=0) for part in parts])
+
+
+def _cut_side_by_side(values: Cells, states: States, starts: Ints, sizes: Ints) -> tuple[Cells, States]:
+    """The same for columns of few steps: the first steps of all columns at once, then the second ones, and so on."""
+    high, low, worst = values[starts], values[starts], states[starts]
+    for place in range(1, int(sizes.max())):
+        wide = np.flatnonzero(sizes > place)
+        step = starts[wide] + place
+        high[wide] = np.fmax(high[wide], values[step])
+        low[wide] = np.fmin(low[wide], values[step])
+        worst[wide] = np.maximum(worst[wide], states[step])
+    return _larger(low, high), worst
 
 
 def _strongest(values: Cells) -> Cells:
     """The value of the largest magnitude in each column; NaN where there is none."""
     high: Cells = np.fmax.reduce(values)
     low: Cells = np.fmin.reduce(values)
-    strongest: Cells = np.where(-low > high, low, high)
-    return strongest
+    return _larger(low, high)
+
+
+def _larger(low: Cells, high: Cells) -> Cells:
+    return np.where(-low > high, low, high)
 
 
 def _with_groups(values: Cells, states: States, listing: _Listing, own: Ints) -> tuple[Cells, Ints]:
     """The cells of the tensors, then those of the groups; and which row is that of which group."""
     groups = [at for at, inside in enumerate(listing.inside) if inside]
     whole = np.full(len(own), -1, np.int64)
-    parts = [_coded(values, states)]
+    whole[groups] = len(values) + np.arange(len(groups))
+    cells = np.empty((len(values) + len(groups), values.shape[1]), np.float32)
+    worst = np.empty((len(groups), values.shape[1]), np.uint8)
     before = np.concatenate(([0], np.cumsum(np.array(listing.row) >= 0)))
     for number, at in enumerate(groups):
-        first, last = before[at], before[at + listing.inside[at] + 1]
-        parts.append(_coded(_strongest(values[first:last]), states[first:last].max(axis=0))[None])
-        whole[at] = len(values) + number
-    return np.concatenate(parts), whole
+        inside = slice(before[at], before[at + listing.inside[at] + 1])
+        cells[len(values) + number] = _strongest(values[inside])
+        states[inside].max(axis=0, out=worst[number])
+    cells[: len(values)] = values
+    _code(cells[: len(values)], states)
+    _code(cells[len(values) :], worst)
+    return cells, whole
 
 
-def _coded(values: Cells, states: States) -> Cells:
-    cells = np.where(np.isnan(values), np.float32(-np.inf), values)
+def _code(cells: Cells, states: States) -> None:
+    """Put the marks of what is no value in place of it."""
+    cells[np.isnan(cells)] = -np.inf
     if states.size and (states.min() < VALUE or states.max() > VALUE):
         cells[states == MISSING] = -np.inf
         cells[states == INF] = np.inf
         cells[states == NAN] = np.nan
-    return cells
 
 
 def _scale(values: Cells) -> ColourScale:

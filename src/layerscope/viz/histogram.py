@@ -109,9 +109,13 @@ def binned(bits: derive.BitRows, edges: Floats, zeros: Floats) -> Floats:
     """Counts below the first edge, in each bin, and above the last edge, (columns, bins + 2)."""
     below = derive.cumulative(bits, edges)
     everything = np.bincount(bits.row, bits.counts, bits.rows)
-    counts = np.diff(below, axis=1, prepend=0.0, append=everything[:, None])
+    counts = np.empty((bits.rows, len(edges) + 1))
+    counts[:, 0] = below[:, 0]
+    np.subtract(below[:, 1:], below[:, :-1], out=counts[:, 1:-1])
+    counts[:, -1] = everything - below[:, -1]
     place = int(np.searchsorted(edges, 0.0, side="right"))
     if edges[-1] == 0.0:  # the last bin holds its upper edge too
         place -= 1
     counts[:, place] += zeros
-    return np.where(counts < NOTHING, 0.0, counts)
+    counts[counts < NOTHING] = 0.0
+    return counts

@@ -88,7 +88,16 @@ function ramp(stops: readonly Rgb[]): Uint32Array {
 const RAMPS = { dark: ramp(DARK), light: ramp(LIGHT) };
 const DIVERGING = { dark: ramp(DARK_DIVERGING), light: ramp(LIGHT_DIVERGING) };
 
+const PALETTES: { dark?: Palette; light?: Palette } = {};
+
+/** The colours of a theme; asking the style sheet once is enough, and asking has all styles computed. */
 export function palette(theme: "dark" | "light"): Palette {
+  if (document.documentElement.dataset.theme !== theme) return read(theme);
+  PALETTES[theme] ??= read(theme);
+  return PALETTES[theme];
+}
+
+function read(theme: "dark" | "light"): Palette {
   const style = getComputedStyle(document.documentElement);
   const of = (name: string) => style.getPropertyValue(name).trim();
   return {

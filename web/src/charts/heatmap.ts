@@ -9,6 +9,12 @@ const AXIS = 22;
 const STRIP = 8;
 const GAP = 3;
 const OVERFLOW = 3;
+const BESIDE = [
+  [-1, 0],
+  [1, 0],
+  [0, -1],
+  [0, 1],
+] as const;
 
 /** Where the parts of the picture are, in pixels from the top. */
 export interface Box {
@@ -54,12 +60,19 @@ export function mostInBin(view: HistogramView): number {
 }
 
 /** Shade of a bin: logarithmic, so that one element among a million is seen. Only an empty bin has none. */
-function shade(mean: number, most: number): number {
-  const share = most > 1 ? Math.log1p(mean) / Math.log1p(most) : 1;
-  return Math.min(Math.floor(share * RAMP_STEPS), RAMP_STEPS - 1);
+function shader(most: number): (mean: number) => number {
+  const factor = RAMP_STEPS / Math.log1p(most);
+  return (mean) => Math.min(most > 1 ? Math.floor(Math.log1p(mean) * factor) : RAMP_STEPS, RAMP_STEPS - 1);
 }
 
-export function drawHeatmap(target: Target, view: HistogramView, span: Span, colours: Palette): void {
+/** `kept`: for a file, where a line is one line. */
+export function drawHeatmap(
+  target: Target,
+  view: HistogramView,
+  span: Span,
+  colours: Palette,
+  kept = false,
+): void {
   const { canvas, width, height, ratio } = target;
   canvas.width = Math.round(width * ratio);
   canvas.height = Math.round(height * ratio);
@@ -68,7 +81,7 @@ export function drawHeatmap(target: Target, view: HistogramView, span: Span, col
   context.scale(ratio, ratio);
   context.font = colours.font;
   const box = boxOf(view, width, height);
-  const picture = new Picture(context, view, span, colours, box);
+  const picture = new Picture(context, view, span, colours, box, !kept && ratio <= 1);
   picture.grid();
   context.save();
   context.beginPath();
@@ -91,6 +104,7 @@ class Picture {
     private readonly span: Span,
     private readonly colours: Palette,
     private readonly box: Box,
+    private readonly finely: boolean,
   ) {
     this.bins = view.edges.length - 1;
   }
@@ -121,29 +135,34 @@ class Picture {
     context.stroke();
   }
 
+  /** All bins as one picture, as wide as the plot in whole pixels and one pixel high per bin. */
   cells(): void {
-    const { context, view, box } = this;
-    const columns = view.left.length;
-    if (columns === 0) return;
-    const image = new ImageData(columns, this.bins);
+    const { context, view, box, bins } = this;
+    const ratio = context.getTransform().a;
+    const wide = Math.round(box.width * ratio);
+    if (view.left.length === 0 || wide === 0) return;
+    const image = new ImageData(wide, bins);
     const pixels = new Uint32Array(image.data.buffer);
-    const most = mostInBin(view);
-    for (let column = 0; column < columns; column++) {
+    const { ramp } = this.colours;
+    const shade = shader(mostInBin(view));
+    this.columns((column, x, width) => {
+      const from = Math.max(Math.round((x - LEFT) * ratio), 0);
+      const to = Math.min(Math.round((x - LEFT + width) * ratio), wide);
       const summaries = view.summaries[column] ?? 1;
-      for (let bin = 0; bin < this.bins; bin++) {
-        const mean = (view.counts[column * this.bins + bin] ?? 0) / summaries;
-        if (mean > 0)
-          pixels[(this.bins - 1 - bin) * columns + column] = this.colours.ramp[shade(mean, most)] ?? 0;
+      for (let bin = 0; bin < bins; bin++) {
+        const counted = view.counts[column * bins + bin] ?? 0;
+        if (counted === 0) continue;
+        const colour = ramp[shade(counted / summaries)] ?? 0;
+        const line = (bins - 1 - bin) * wide;
+        for (let pixel = line + from; pixel < line + to; pixel++) pixels[pixel] = colour;
       }
-    }
+    });
     const source = document.createElement("canvas");
-    source.width = columns;
-    source.height = this.bins;
+    source.width = wide;
+    source.height = bins;
     source.getContext("2d")?.putImageData(image, 0, 0);
     context.imageSmoothingEnabled = false;
-    this.columns((column, x, width) => {
-      context.drawImage(source, column, 0, 1, this.bins, x, box.top, width, box.height);
-    });
+    context.drawImage(source, LEFT, box.top, wide / ratio, box.height);
   }
 
   /** Every column with its place; whole pixels, so that neighbours neither overlap nor leave a seam. */
@@ -174,7 +193,7 @@ class Picture {
       }
       const zeros = view.zeros[column] ?? 0;
       if (box.zeroTop !== null && zeros > 0) {
-        context.fillStyle = css(this.colours.ramp[shade(zeros, view.total[column] ?? 1)] ?? 0);
+        context.fillStyle = css(this.colours.ramp[shader(view.total[column] ?? 1)(zeros)] ?? 0);
         context.fillRect(x, box.zeroTop, width, STRIP);
       }
     });
@@ -209,34 +228,47 @@ class Picture {
   /** Dotted, on the ground of the page: the smallest and the largest values. */
   private outermost(values: Float64Array): void {
     const { context, colours } = this;
-    this.path((column) => values[column] ?? Number.NaN);
     context.setLineDash([2, 3]);
-    context.globalAlpha = 0.6;
-    context.strokeStyle = colours.text;
-    context.lineWidth = 1;
-    context.stroke();
-    context.globalAlpha = 1;
+    this.stroke(
+      this.path((column) => values[column] ?? Number.NaN),
+      1,
+      0.6,
+      colours.text,
+    );
     context.setLineDash([]);
   }
 
   /** With a rim: it crosses bright and dark colours. */
   private line(value: (column: number) => number, width: number, alpha: number): void {
-    const { context, colours } = this;
-    this.path(value);
-    context.globalAlpha = alpha * 0.6;
-    context.strokeStyle = colours.halo;
-    context.lineWidth = width + 1.6;
-    context.stroke();
+    const path = this.path(value);
+    this.stroke(path, width + 1.6, alpha * 0.6, this.colours.halo);
+    this.stroke(path, width, alpha, this.colours.line);
+  }
+
+  private stroke(path: Path2D, width: number, alpha: number, colour: string): void {
+    const { context } = this;
     context.globalAlpha = alpha;
-    context.strokeStyle = colours.line;
-    context.lineWidth = width;
-    context.stroke();
+    context.strokeStyle = colour;
+    context.lineJoin = "round";
+    if (this.finely && width > 1) {
+      // Without a graphics card the outline of a wide line takes longer than four lines of one pixel.
+      const beside = (width - 1) / 2;
+      context.lineWidth = 1;
+      for (const [x, y] of BESIDE) {
+        context.translate(x * beside, y * beside);
+        context.stroke(path);
+        context.translate(-x * beside, -y * beside);
+      }
+    } else {
+      context.lineWidth = width;
+      context.stroke(path);
+    }
     context.globalAlpha = 1;
   }
 
-  private path(value: (column: number) => number): void {
-    const { context, view } = this;
-    context.beginPath();
+  private path(value: (column: number) => number): Path2D {
+    const { view } = this;
+    const path = new Path2D();
     let down = false;
     for (let column = 0; column < view.left.length; column++) {
       const at = value(column);
@@ -246,11 +278,11 @@ class Picture {
       }
       const x = this.x(((view.left[column] ?? 0) + (view.right[column] ?? 0)) / 2);
       const y = this.y(at);
-      if (down) context.lineTo(x, y);
-      else context.moveTo(x, y);
+      if (down) path.lineTo(x, y);
+      else path.moveTo(x, y);
       down = true;
     }
-    context.lineJoin = "round";
+    return path;
   }
 
   axes(): void {

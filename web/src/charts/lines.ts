@@ -6,6 +6,11 @@ import type { ScalarView } from "../wire.gen";
 import type { Palette } from "./colours";
 import { logTicks, RIGHT, type Span, stepTicks } from "./scale";
 
+/** Between ticks: uPlot's own end at 1e16, and a loss that explodes goes on. */
+const SPACINGS = Array.from({ length: 320 }, (_, at) => at - 16).flatMap((power) =>
+  [1, 2, 2.5, 5].map((factor) => Number(`${factor}e${power}`)),
+);
+
 export interface Curve {
   readonly view: ScalarView;
   readonly colour: string;
@@ -116,7 +121,7 @@ export function lineOptions(
               splits: () => logTicks(values(), style.height / 26),
               filter: (_chart: uPlot, splits: number[]) => splits,
             }
-          : {}),
+          : { incrs: SPACINGS }),
         values: (_chart, splits) => ticks(splits),
       },
     ],
