@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -10,9 +11,9 @@ import pytest
 
 from layerscope.diagnose import not_finite
 from layerscope.diagnose.check import FINITE, OTHERS, check
-from layerscope.diagnose.finding import Severity
+from layerscope.diagnose.finding import Finding, Severity
 from layerscope.diagnose.recording import Recording
-from layerscope.records import Kind, Reading
+from layerscope.records import Kind, Kpi, Reading
 from tests.diagnose.runs import Key, Made, noise, rules
 from tests.repo.source import ROOT
 
@@ -178,14 +179,33 @@ def test_a_rectified_layer_of_zeros_is_dead_since_it_was(made: Made) -> None:
 @pytest.mark.parametrize(
     ("left", "title"),
     [
-        (np.zeros(1000), "Nothing comes out of 'relu'"),
-        (np.eye(1000)[3], "Next to nothing comes out of 'relu'"),
-        (np.ones(1000), "One constant comes out of 'relu'"),
+        (np.zeros(1000), "Nothing comes out of 'relu' (ReLU)"),
+        (np.eye(1000)[3], "Next to nothing comes out of 'relu' (ReLU)"),
+        (np.ones(1000), "One constant comes out of 'relu' (ReLU)"),
     ],
 )
 def test_the_title_says_how_much_comes_out(left: npt.ArrayLike, title: str, made: Made) -> None:
     made.steps(range(20), lambda step: {("relu", OUT): left})
     assert made.check().findings[0].title == title
+
+
+def test_what_goes_into_a_dead_layer_is_told_and_what_else_is_constant(made: Made) -> None:
+    low, zero = -1.0 - np.abs(noise()), np.zeros(16)
+    made.steps(range(20), lambda step: {("linear", OUT): low - step, ("relu", OUT): zero, ("head", OUT): zero + 2})
+    found = made.check().findings[0]
+    assert "What 'linear' (Linear) gives it is below 0" in found.why
+    assert found.why.endswith("1 more outputs are 0 or constant: 'head'.")
+
+
+@pytest.mark.parametrize(("idle", "expected"), [(8, []), (12, ["dead_units"]), (16, ["zero_gradients"])])
+def test_units_without_gradient_are_counted_by_the_zeros_of_a_bias(idle: int, expected: list[str], made: Made) -> None:
+    bias = np.where(np.arange(16) < idle, 0.0, 1.0)
+    made.steps(range(20), lambda step: {("a", OUT): noise(), ("a.bias", WGRAD): bias, ("b.weight", WGRAD): noise()})
+    found = made.check().all_findings()
+    assert [each.rule for each in found] == expected
+    if expected == ["dead_units"]:
+        assert found[0].title == "12 of 16 units get no gradient: 'a.bias'"
+        assert [each.value for each in found[0].evidence] == [0.75]
 
 
 def test_sparse_outputs_of_other_layers_and_outputs_of_one_element_are_not_dead(made: Made) -> None:
@@ -276,6 +296,44 @@ def test_the_rules_are_those_of_the_documentation_and_each_is_checked_or_not(mad
 )
 def test_a_loss_that_ends_far_above_its_start_grows(loss, expected: list[str], made: Made) -> None:  # type: ignore[no-untyped-def]
     assert rules(made.steps(range(60), lambda step: {}, loss).check()) == expected
+
+
+def kpis(made: Made, losses: dict[str, Callable[[int], float]]) -> list[Finding]:
+    for step in range(60):
+        for name, loss in losses.items():
+            made.sink.put(Kpi(step, name, loss(step), float(step)))
+    return made.check().all_findings()
+
+
+def test_a_term_of_a_loss_may_grow_while_their_sum_does_not(made: Made) -> None:
+    falls, grows = (lambda step: 100.0 / (step + 1)), (lambda step: 0.01 + step / 60)
+    assert kpis(made, {"loss": falls, "kl_loss": grows, "loss_scale": lambda step: 2.0**step}) == []
+
+
+def test_a_held_out_loss_that_grows_alone_is_overfitting(made: Made) -> None:
+    (found,) = kpis(made, {"loss": lambda step: 1.0 / (step + 1), "val/loss": lambda step: 1.0 + step})
+    assert (found.title, found.severity) == ("The KPI val/loss grows", Severity.WARNING)
+    assert "by heart" in found.why
+    assert "Stop near step 0" in found.advice
+
+
+def test_an_explosion_is_named_by_the_first_output_that_grew_and_not_by_the_largest_gradient(made: Made) -> None:
+    def tensors(step: int) -> dict[Key, npt.ArrayLike]:
+        grown = 3.0 ** max(step - 20, 0)
+        found: dict[Key, npt.ArrayLike] = {(f"layers.{i}", OUT): noise() * (grown if i > 1 else 1.0) for i in range(4)}
+        return found | {(f"layers.{i}.weight", WGRAD): noise() * grown * (10.0 if i == 3 else 1.0) for i in range(4)}
+
+    (found,) = made.steps(range(40), tensors).check().findings
+    assert (found.rule, found.site, found.kind, found.step) == ("exploding_gradients", "layers.2", "output", 21)
+    assert "of 2 outputs that grew it is the first" in found.why
+
+
+def test_an_explosion_without_outputs_says_that_its_cause_may_be_a_neighbour(made: Made) -> None:
+    (found,) = made.steps(
+        range(40), lambda step: {("a.weight", WGRAD): noise(), ("b.weight", WGRAD): noise() * 3.0**step}
+    ).check().findings  # fmt: skip
+    assert (found.rule, found.site) == ("exploding_gradients", "b.weight")
+    assert "neighbour" in found.why
 
 
 def test_what_comes_after_something_not_finite_is_not_looked_at(made: Made) -> None:

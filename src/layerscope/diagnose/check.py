@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from layerscope.diagnose.explosion import SHORTEST, exploding_over_time
 from layerscope.diagnose.finding import Diagnosis, Finding, NotChecked, Severity
-from layerscope.diagnose.gradients import SHORTEST, exploding_over_depth, exploding_over_time, vanishing_gradients
+from layerscope.diagnose.gradients import exploding_over_depth, vanishing_gradients
 from layerscope.diagnose.loop import FEWEST_LOSSES, loss_growing, skipped_updates
 from layerscope.diagnose.not_finite import loss_not_finite, not_finite
 from layerscope.diagnose.outputs import dead_units
@@ -78,7 +79,7 @@ ABOUT = {
     "update_too_large": "steps too large for their weights",
     "update_too_small": "steps too small to change their weights",
     "stuck_weights": "weights that never change",
-    "dead_units": "outputs that are 0, or constant, whatever goes in",
+    "dead_units": "outputs that are 0 or constant, and layers most of whose units get no gradient",
     "skipped_updates": "updates that are skipped again and again",
 }
 
@@ -113,7 +114,9 @@ def check(folder: Path) -> Diagnosis:
     recording.until = min((found.step for found in findings if found.severity is Severity.ERROR), default=None)
     findings += _applied(OTHERS, recording, checked, lacking)
     not_checked = tuple(NotChecked(name, reason) for name, reason in lacking.items())
-    return Diagnosis(by_cause(findings), not_checked, len(checked), recording.reader.last_step)
+    sites = {site for found in findings for site in (found.site, *(each.site for each in found.evidence))}
+    classes = {site: name for site in sorted(sites) if (name := recording.class_of(site))}
+    return Diagnosis(by_cause(findings), not_checked, len(checked), recording.reader.last_step, classes)
 
 
 def _applied(rules: Iterable[Rule], recording: Recording, checked: set[str], lacking: dict[str, str]) -> list[Finding]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import Enum
 
 
@@ -67,6 +68,7 @@ class Diagnosis:
     not_checked: tuple[NotChecked, ...]
     checked: int  # how many rules were applied
     last_step: int | None  # of what was recorded by then
+    classes: Mapping[str, str] = field(default_factory=dict)  # of the modules that the sites above are of, where known
 
     def all_findings(self) -> list[Finding]:
         """Causes and consequences, each cause before its own."""

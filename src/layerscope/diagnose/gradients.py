@@ -1,4 +1,4 @@
-"""Gradients that vanish or explode, over the depth of the network and over time."""
+"""Gradients that vanish or explode over the depth of the network."""
 
 from __future__ import annotations
 
@@ -8,24 +8,12 @@ from typing import NamedTuple
 import numpy as np
 
 from layerscope.diagnose.finding import Evidence, Finding, Severity, figure
-from layerscope.diagnose.recording import BEGINNING, FEWEST_STEPS, Histories, Recording, medians
+from layerscope.diagnose.recording import Histories, Recording, medians
 from layerscope.records import Floats, Kind, Reading
 
 FALL = 1e-5  # first layers against last ones: sound networks, however deep, were seen to stay above 1e-3
 FEWEST_LAYERS = 5  # a line through fewer is no trend
 TREND = 0.8  # correlation of depth and log gradient: a fall by a factor per layer has 0.95, one odd layer 0.6
-SPIKE = 100.0  # against the run's own past: noise of small batches reaches 10
-GROWTH = 100.0  # of the last quarter against the beginning; gradients of a sound training fall
-PAST = 50  # recorded steps that a gradient is compared with
-SHORTEST = 3  # recorded steps of a growth that ended in NaN or Inf
-SMALLEST = 1e-30  # a gradient of 0 is no level to compare with
-SPIKE_ADVICE = (
-    "Look at the batch of this step; torch.nn.utils.clip_grad_norm_ before optimizer.step() keeps one bad batch from "
-    "undoing many good ones."
-)
-GROWTH_ADVICE = (
-    "Lower the learning rate, warm it up, or clip gradients by torch.nn.utils.clip_grad_norm_ before optimizer.step()."
-)
 
 
 class Profile(NamedTuple):
@@ -58,6 +46,7 @@ def exploding_over_depth(recording: Recording) -> Iterator[Finding]:
 def _over_depth(recording: Recording, profile: Profile, fall: float) -> Finding:
     vanishes = fall < 1
     first, last = profile.sizes[0], profile.sizes[-1]
+    towards, away = recording.called(profile.sites[0]), recording.called(profile.sites[-1])
     factor = fall ** (1 / max(len(profile.sizes) - 1, 1))
     verb = "vanish" if vanishes else "explode"
     cure = (
@@ -72,8 +61,8 @@ def _over_depth(recording: Recording, profile: Profile, fall: float) -> Finding:
         site=profile.sites[0],
         kind=profile.kind.value,
         step=int(recording.steps[0]),
-        title=f"Gradients {verb} towards {profile.sites[0]!r}",
-        why=f"{profile.what} is {figure(first)} at {profile.sites[0]!r} and {figure(last)} at {profile.sites[-1]!r} "
+        title=f"Gradients {verb} towards {towards}",
+        why=f"{profile.what} is {figure(first)} at {towards} and {figure(last)} at {away} "
         f"(medians over time): over {len(profile.sizes)} layers it changes by a factor of {figure(factor, 2)} per "
         "layer.",
         advice=cure,
@@ -133,58 +122,3 @@ def applied(recording: Recording) -> Histories:
     found = recording.histories(Kind.WEIGHT_GRAD)
     seen = [place.reading == Reading.OPTIMIZER.value for place in found.places]
     return found.where(seen) if any(seen) else found
-
-
-def exploding_over_time(recording: Recording) -> Iterator[Finding]:
-    """Gradients far above the run's own past: for good, or for a moment."""
-    found = applied(recording)
-    squares = found.moments["sum2"]
-    some = ~np.isnan(squares).all(axis=0)  # a skipped step has none
-    steps, norms = found.steps[some], np.sqrt(np.nansum(squares[:, some], axis=0))
-    if len(steps) < FEWEST_STEPS and (recording.until is None or len(steps) < SHORTEST):
-        return
-    columns = np.flatnonzero(some)
-    start = float(np.median(norms[: min(BEGINNING, 1 + len(norms) // 4)]))
-    past = np.array([np.median(norms[max(0, at - PAST) : max(at, 1)]) for at in range(len(norms))])
-    level = max(start, float(np.min(past)))
-    last = float(np.median(norms[-max(len(norms) // 4, BEGINNING) :]))
-    if recording.until is not None:  # what is not finite ended it, however short the growth was
-        last = float(norms[-1])
-    if last > GROWTH * level > 0:
-        grown = np.flatnonzero(norms > GROWTH * level)
-        low = np.flatnonzero(norms[: grown[0]] <= level)  # it may be low again later
-        onset = low[-1] + 1 if len(low) else grown[0]
-        yield _over_time(found, int(columns[onset]), int(columns[grown[-1]]), last / level, last)
-        return
-    spikes = np.flatnonzero((norms > SPIKE * past) & (norms > SPIKE / 10 * start) & (past > 0))
-    spikes = spikes[spikes >= BEGINNING]
-    if len(spikes):
-        column = int(columns[spikes[0]])
-        yield _over_time(found, column, column, norms[spikes[0]] / past[spikes[0]], None)
-
-
-def _over_time(found: Histories, column: int, at: int, growth: float, last: float | None) -> Finding:
-    """From a column on, as the numbers at another show; `last` is the norm at the end of a growth, a spike has none."""
-    sizes = np.sqrt(found.moments["sum2"])
-    grown = np.nan_to_num(sizes[:, at] / np.maximum(medians(sizes[:, :column]), SMALLEST))
-    worst = np.argsort(-grown)[:5]
-    place, step = found.places[worst[0]], int(found.steps[column])
-    most = f"most of all in {place.site!r} ({figure(grown[worst[0]])} times)"
-    if last is None:
-        rule, title = "gradient_spike", f"A spike of the gradients at step {step}"
-        why = f"The norm of all gradients is {figure(growth)} times the median of the {PAST} recorded steps before, "
-        why += f"{most}."
-    else:
-        rule, title = "exploding_gradients", "Gradients explode"
-        why = f"From step {step} on the norm of all gradients grows {figure(growth)} times, to {figure(last)}; {most}."
-    return Finding(
-        rule=rule,
-        severity=Severity.WARNING if last is None else Severity.ERROR,
-        site=place.site,
-        kind=place.kind.value,
-        step=step,
-        title=title,
-        why=why,
-        advice=SPIKE_ADVICE if last is None else GROWTH_ADVICE,
-        evidence=tuple(found.evidence(int(row), at, "norm", sizes[row, at]) for row in worst),
-    )

@@ -2,45 +2,76 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import numpy as np
 
 from layerscope.diagnose.finding import Evidence, Finding, Severity, figure
 from layerscope.diagnose.recording import BEGINNING, FEWEST_STEPS, Recording
+from layerscope.records import Floats, Ints
 
 FEWEST_LOSSES = 2 * FEWEST_STEPS  # a loss is known at every step
 GROWN = 3.0  # times the loss at the start: an untrained network is rarely so much better than one that learns
 DIVERGED = 30.0  # no schedule, curriculum or change of data explains it
+HELD_OUT = frozenset(("val", "valid", "validation", "eval", "evaluation", "test", "dev"))  # words in the name of a KPI
 IN_A_ROW = 17  # GradScaler begins with 2**16 and halves: it has found a scale after 16 skipped steps, or never
 FEWEST_SKIPPED = 5  # recorded ones: two recorded steps far apart may both happen to be skipped
 
 
 def loss_growing(recording: Recording) -> Iterator[Finding]:
-    """A loss that ends far above where it began."""
-    for name, (steps, values) in recording.losses.items():
-        finite = np.isfinite(values)
-        steps, values = steps[finite], values[finite]
-        if len(values) < FEWEST_LOSSES or values.min() <= 0:  # of a loss without a floor nothing can be said
-            continue
-        start = float(np.median(values[:BEGINNING]))
-        last = float(np.median(values[-max(len(values) // 4, BEGINNING) :]))
-        if last > GROWN * start:
-            onset = int(steps[np.flatnonzero(values > GROWN * start)[0]])
-            yield Finding(
-                rule="loss_growing",
-                severity=Severity.ERROR if last > DIVERGED * start else Severity.WARNING,
-                site="",
-                kind="kpi",
-                step=onset,
-                title=f"The KPI {name} grows",
-                why=f"{name} was {figure(start)} at the start and is {figure(last)} at the end (medians), "
-                f"{figure(last / start)} times as much; at best it was {figure(values.min())}, at step "
-                f"{steps[values.argmin()]}.",
-                advice="Lower the learning rate; check the sign of the loss, and that the gradient is reset every step "
-                "(optimizer.zero_grad()).",
-                evidence=(Evidence("", name, int(steps[-1]), "value", last),),
-            )
+    """Losses that end far above where they began; a term of a sum is let grow while the sum does not."""
+    known = {name: course for name, (steps, loss) in recording.losses.items() if (course := _course(steps, loss))}
+    trained = [course for name, course in known.items() if not _is_held_out(name)]
+    learning = sum(each.last for each in trained) <= GROWN * sum(each.start for each in trained)
+    for name, course in known.items():
+        if course.last > GROWN * course.start and not (learning and not _is_held_out(name)):
+            yield _growing(name, course, overfits=learning and bool(trained))
+
+
+class Course(NamedTuple):
+    """How a loss went: medians of its beginning and of its last quarter, and all of it."""
+
+    start: float
+    last: float
+    steps: Ints
+    values: Floats
+
+
+def _course(steps: Ints, values: Floats) -> Course | None:
+    """None of one that is too short, or has no floor: of that nothing can be said."""
+    finite = np.isfinite(values)
+    steps, values = steps[finite], values[finite]
+    if len(values) < FEWEST_LOSSES or values.min() <= 0:
+        return None
+    last = float(np.median(values[-max(len(values) // 4, BEGINNING) :]))
+    return Course(float(np.median(values[:BEGINNING])), last, steps, values)
+
+
+def _is_held_out(name: str) -> bool:
+    return not HELD_OUT.isdisjoint(re.split(r"[^a-z]+", name.lower()))
+
+
+def _growing(name: str, course: Course, *, overfits: bool) -> Finding:
+    start, last, steps, values = course
+    best = steps[values.argmin()]
+    return Finding(
+        rule="loss_growing",
+        severity=Severity.ERROR if last > DIVERGED * start and not overfits else Severity.WARNING,
+        site="",
+        kind="kpi",
+        step=int(steps[np.flatnonzero(values > GROWN * start)[0]]),
+        title=f"The KPI {name} grows",
+        why=f"{name} was {figure(start)} at the start and is {figure(last)} at the end (medians), "
+        f"{figure(last / start)} times as much; at best it was {figure(values.min())}, at step {best}."
+        + (" What is trained on does not grow: the network learns it by heart." if overfits else ""),
+        advice=f"Stop near step {best}, or use more data, augmentation, dropout, weight decay or a smaller network."
+        if overfits
+        else "Lower the learning rate; check the sign of the loss, and that the gradient is reset every step "
+        "(optimizer.zero_grad()).",
+        evidence=(Evidence("", name, int(steps[-1]), "value", last),),
+    )
 
 
 def skipped_updates(recording: Recording) -> Iterator[Finding]:

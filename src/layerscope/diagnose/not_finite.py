@@ -24,7 +24,7 @@ STAGE = {kind: stage for stage, kinds in enumerate(STAGES) for kind in kinds}
 GRADIENTS = (*STAGES[1], Kind.WEIGHT_GRAD)  # of a step that AMP skips they are infinite, and that is all right
 MASKS = (*STAGES[0], Kind.BUFFER)  # −Inf in them is how attention is masked, unless it comes with worse
 ADVICE = (
-    "Look at what {site!r} computes: a logarithm or square root of 0, a division by 0, an exponential that overflows. "
+    "Look at what {site} computes: a logarithm or square root of 0, a division by 0, an exponential that overflows. "
     "Clamp its argument or add a small number to it; if values grew before, lower the learning rate.",
     "The forward was finite, its derivative was not: square roots, norms and powers have none at 0, and "
     "`where(x > 0, f(x), 0)` does not keep it out. Put a small number under the root; see also "
@@ -71,7 +71,7 @@ def not_finite(recording: Recording) -> Iterator[Finding]:
     sound = recording.recorded[recording.recorded < step]
     why.append(f"All was finite at step {sound[-1]}, the recorded step before." if len(sound) else "So from the start.")
     if followers:
-        order = ", ".join(followers[:4]) + (" …" if len(followers) > 4 else ".")
+        order = ", ".join(map(recording.called, followers[:4])) + (" …" if len(followers) > 4 else ".")
         why.append(f"In the same step {len(followers)} more followed, in this order: {order}")
     harmless = all(each.kind is Kind.INPUT for each in broken)
     yield Finding(
@@ -80,7 +80,8 @@ def not_finite(recording: Recording) -> Iterator[Finding]:
         site=origin.site,
         kind=origin.kind.value,
         step=step,
-        title=f"{origin.what} first seen in the {origin.kind.value} of {origin.site!r}",
+        title=f"{origin.what} first seen in the {origin.kind.value} of {recording.called(origin.site)}"
+        f"{_passed_back(recording, broken)}",
         why=" ".join(why),
         advice=_advice(recording, origin),
         evidence=tuple(
@@ -90,10 +91,21 @@ def not_finite(recording: Recording) -> Iterator[Finding]:
     )
 
 
+def _passed_back(recording: Recording, broken: list[Broken]) -> str:
+    """Whose backward made it: of an output, what takes it in, if what came back to that one was finite."""
+    origin = broken[0]
+    if origin.kind is not Kind.OUTPUT_GRAD:
+        return ""
+    seen = {row["site"] for row in recording.series if row["kind"] == Kind.OUTPUT_GRAD.value}
+    takers = dict.fromkeys(edge.target for edge in recording.graph.edges if edge.source == origin.site)
+    sound = [site for site in takers if site in seen and site not in {each.site for each in broken}]
+    return f", by the backward of {recording.called(sound[0])}" if len(sound) == 1 else ""
+
+
 def _advice(recording: Recording, origin: Broken) -> str:
     if origin.kind is Kind.INPUT:
         return "The data came in like this: check the batch of this step, and how it was normalised."
-    advice = ADVICE[STAGE[origin.kind]].format(site=origin.site)
+    advice = ADVICE[STAGE[origin.kind]].format(site=recording.called(origin.site))
     return f"{BATCH_FIRST} {advice}" if _may_be_the_data(recording, origin) else advice
 
 

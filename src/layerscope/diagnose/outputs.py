@@ -3,53 +3,70 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import numpy as np
 
 from layerscope.diagnose.finding import Finding, Severity, figure
-from layerscope.diagnose.recording import FEWEST_STEPS, Flags, Histories, Recording
+from layerscope.diagnose.gradients import applied
+from layerscope.diagnose.recording import FEWEST_STEPS, Flags, Histories, Place, Recording, medians
 from layerscope.records import Floats, Ints, Kind
 
 DEAD_SHARE = 0.99  # of zeros in the output of a ReLU; sound ones were seen to reach 0.9
 RELU_LIKE = frozenset(("ReLU", "ReLU6", "Threshold", "Hardtanh", "Hardswish", "Hardsigmoid"))
 LASTING = 0.2  # share of the training, up to its end, for which it must be so
+DEAD_UNITS = 0.75  # of a layer's units without gradient in a step; sound layers were seen to reach 0.4
+FEWEST_UNITS = 16  # of a layer: with 8 channels, half of them are idle in sound networks
 FEWEST_ELEMENTS = 8  # of an output that may be called constant: a loss has one
+ADVICE = (
+    "Lower the learning rate, and begin with biases of 0; LeakyReLU and GELU cannot die. If it happened at one step, "
+    "look at the batch and the gradients of that step."
+)
 
 
 def dead_units(recording: Recording) -> Iterator[Finding]:
-    """Outputs of which (almost) nothing but zeros, or one same value, is left until the end."""
+    """Outputs of which (almost) nothing but zeros, or one same value, is left until the end; layers that come close."""
     found = recording.histories(Kind.OUTPUT)
     found = found.where("float" in place.dtype and place.whole for place in found.places)
     count, given = found.moments["count"], found.moments["count"] > 0
     share = np.divide(found.moments["zeros"], count, where=given, out=np.full(count.shape, np.nan))
     constant = (found.moments["min"] == found.moments["max"]) & (count >= FEWEST_ELEMENTS)
     dead = constant | (share >= DEAD_SHARE) & _rectified(recording, found)[:, None]
-    since = _since(dead, given)
-    lasting = np.array([np.count_nonzero(given[row, at:]) for row, at in enumerate(since)])
-    rows = np.flatnonzero(lasting >= np.maximum(given.sum(axis=1) * LASTING, FEWEST_STEPS))
+    rows, since = _lasting(dead, given)
     if len(rows):
-        yield _dead(found, rows[np.lexsort((rows, since[rows]))], since, share)
+        yield _dead(recording, found, Deaths(rows, since, share))
+    if Kind.WEIGHT_GRAD in recording.kinds:
+        yield from _idle_units(recording)
+
+
+class Deaths(NamedTuple):
+    """Which rows are dead, the first to die first; since which column; and the share of zeros."""
+
+    rows: Ints
+    since: Ints
+    share: Floats
 
 
 def _rectified(recording: Recording, found: Histories) -> Flags:
     """Which of the outputs are those of modules that make zeros."""
-    graph = recording.reader.graph()
-    classes = {module.path: module.class_name for module in graph.modules} if graph else {}
-    return np.array([classes.get(place.site.partition("#")[0]) in RELU_LIKE for place in found.places], np.bool_)
+    return np.array([recording.class_of(place.site) in RELU_LIKE for place in found.places], np.bool_)
 
 
-def _since(dead: Flags, given: Flags) -> Ints:
-    """The column from which on a row is dead whenever it is given; the number of columns where it is not."""
+def _lasting(dead: Flags, given: Flags) -> tuple[Ints, Ints]:
+    """The rows that are dead long enough, up to the end, the first to die first; and the column since which each is."""
     alive = given & ~dead
     last = dead.shape[1] - 1 - alive[:, ::-1].argmax(axis=1)
-    return np.where(alive.any(axis=1), last + 1, 0).astype(np.int64)
+    since = np.where(alive.any(axis=1), last + 1, 0).astype(np.int64)
+    lasting = np.array([np.count_nonzero(given[row, at:]) for row, at in enumerate(since)])
+    rows = np.flatnonzero(lasting >= np.maximum(given.sum(axis=1) * LASTING, FEWEST_STEPS))
+    return rows[np.lexsort((rows, since[rows]))], since
 
 
-def _dead(found: Histories, rows: Ints, since: Ints, share: Floats) -> Finding:
-    first, at = found.places[rows[0]], int(since[rows[0]])
-    zeros = float(share[rows[0], at:][~np.isnan(share[rows[0], at:])].min())
-    value = float(found.moments["max"][rows[0], -1])
-    more = f" and {len(rows) - 1} more" if len(rows) > 1 else ""
+def _dead(recording: Recording, found: Histories, deaths: Deaths) -> Finding:
+    row, *others = deaths.rows.tolist()
+    site, at = found.places[row].site, int(deaths.since[row])
+    zeros = float(np.nanmin(deaths.share[row, at:]))
+    value = float(found.moments["max"][row, -1])
     amount, what = (
         ("Nothing", "all elements are 0")
         if zeros == 1
@@ -58,16 +75,64 @@ def _dead(found: Histories, rows: Ints, since: Ints, share: Floats) -> Finding:
         else ("One constant", f"all elements are {figure(value)}")
     )
     began = "from the start" if at == 0 else f"since step {found.steps[at]}"
+    why = f"In the output of {recording.called(site)} {what} {began}, whatever goes in, up to step {found.steps[-1]}: "
+    why += f"{amount.lower() if zeros else 'nothing'} can be learned through it.{_before(recording, found, row, at)}"
+    if others:
+        names = ", ".join(recording.called(found.places[each].site) for each in others[:3])
+        why += f" {len(others)} more outputs are 0 or constant: {names}{' …' if len(others) > 3 else '.'}"
     return Finding(
         rule="dead_units",
         severity=Severity.ERROR if zeros == 1 else Severity.WARNING,
-        site=first.site,
+        site=site,
         kind=Kind.OUTPUT.value,
         step=int(found.steps[at]),
-        title=f"{amount} comes out of {first.site!r}{more}",
-        why=f"In the output of {first.site!r} {what} {began}, whatever goes in, up to step {found.steps[-1]}: "
-        f"{amount.lower() if zeros else 'nothing'} can be learned through it.",
-        advice="Lower the learning rate, or the biases before it; LeakyReLU and GELU cannot die. If it died at one "
-        "step, look at the batch and the gradients of that step.",
-        evidence=tuple(found.evidence(int(row), int(since[row]), "zero_share", share[row, since[row]]) for row in rows),
+        title=f"{amount} comes out of {recording.called(site)}",
+        why=why,
+        advice=ADVICE,
+        evidence=tuple(
+            found.evidence(each, since, "zero_share", deaths.share[each, since])
+            for each, since in ((each, int(deaths.since[each])) for each in deaths.rows.tolist())
+        ),
     )
+
+
+def _before(recording: Recording, found: Histories, row: int, at: int) -> str:
+    """What goes into it, where the output before it in the order of execution can only be that and is below 0."""
+    if row == 0 or found.places[row - 1].shape != found.places[row].shape:
+        return ""
+    most = found.moments["max"][row - 1, at]
+    name = recording.called(found.places[row - 1].site)
+    return f" What {name} gives it is below 0, at most {figure(most)}." if most < 0 else ""
+
+
+def _idle_units(recording: Recording) -> Iterator[Finding]:
+    """Layers most of whose units get no gradient: a bias has one element for each unit, so its gradient tells."""
+    found = applied(recording)
+    found = found.where(_is_of_units(place) for place in found.places)
+    zeros, given = found.moments["zeros"], ~np.isnan(found.moments["zeros"])
+    units = np.array([place.shape[0] for place in found.places], np.float64)[:, None]
+    share = zeros / units
+    rows, since = _lasting((share >= DEAD_UNITS) & (share < 1), given)  # all of them: another rule's
+    if not len(rows):
+        return
+    row = int(rows[np.argmax(medians(share[rows]))])
+    place, at = found.places[row], int(since[row])
+    fewest = int(np.nanmin(zeros[row, at:]))
+    more = f", and most of {len(rows) - 1} more" if len(rows) > 1 else ""
+    yield Finding(
+        rule="dead_units",
+        severity=Severity.WARNING,
+        site=place.site,
+        kind=place.kind.value,
+        step=int(found.steps[at]),
+        title=f"{fewest} of {place.shape[0]} units get no gradient: {recording.called(place.site)}{more}",
+        why=f"From step {found.steps[at]} on, at least {fewest} of the {place.shape[0]} elements of the gradient of "
+        f"{place.site!r}, one for each unit, are exactly 0 at every recorded step: so many units do not react to "
+        "any sample of a batch, and do not learn.",
+        advice=ADVICE,
+        evidence=tuple(found.evidence(each, int(since[each]), "zero_share", share[each, since[each]]) for each in rows),
+    )
+
+
+def _is_of_units(place: Place) -> bool:
+    return place.whole and place.site.endswith("bias") and len(place.shape) == 1 and place.shape[0] >= FEWEST_UNITS

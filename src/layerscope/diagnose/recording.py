@@ -14,7 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from layerscope.diagnose.finding import Evidence
-from layerscope.records import Floats, Ints, Kind, Mode
+from layerscope.records import Floats, Graph, Ints, Kind, Mode
 from layerscope.store.columns import values
 from layerscope.store.reader import Reader
 
@@ -26,10 +26,10 @@ Flags = npt.NDArray[np.bool_]
 
 #: The moments that rules need of a kind. Spikes of gradients are sought in all steps, the rest is read thinned out.
 COLUMNS = {
-    Kind.OUTPUT: ("count", "zeros", "min", "max"),
+    Kind.OUTPUT: ("count", "zeros", "min", "max", "sum2"),
     Kind.OUTPUT_GRAD: ("sum2",),
     Kind.WEIGHT: ("sum", "sum2"),
-    Kind.WEIGHT_GRAD: ("sum2",),
+    Kind.WEIGHT_GRAD: ("sum2", "zeros"),
 }
 UNTHINNED = (Kind.WEIGHT_GRAD,)
 
@@ -84,6 +84,25 @@ class Recording:
         return {(row["rank"], row["series"]): row for row in self.series}
 
     @cached_property
+    def graph(self) -> Graph:
+        """The modules and their calls, as far as they are known."""
+        return self.reader.graph() or Graph(())
+
+    @cached_property
+    def _classes(self) -> dict[str, str]:
+        return {module.path: module.class_name for module in self.graph.modules}
+
+    def class_of(self, site: str) -> str:
+        """The class of the module that a site is a call or a parameter of; "" where it is not known."""
+        path = site.partition("#")[0]
+        return self._classes.get(path) or self._classes.get(path.rpartition(".")[0], "")
+
+    def called(self, site: str) -> str:
+        """A site as sentences name it: with its class, for a number in a Sequential tells nothing."""
+        name = self.class_of(site)
+        return f"{site!r} ({name})" if name else repr(site)
+
+    @cached_property
     def finiteness(self) -> pa.Table:
         """Of every row how many elements it has, and how many of them are finite."""
         return self.reader.moments(None, None, ["count", "finite"])
@@ -113,7 +132,7 @@ class Recording:
         table = self.reader.kpis()
         steps, numbers = values(table["step"]), values(table["value"])
         names = np.array(table["name"].to_pylist(), object)
-        losses = [name for name in dict.fromkeys(names) if "loss" in name.lower()]
+        losses = [name for name in dict.fromkeys(names) if "loss" in name.lower() and "scale" not in name.lower()]
         return {name: (steps[names == name], numbers[names == name]) for name in losses}
 
     @property

@@ -15,7 +15,18 @@ from layerscope.records import UPDATE_RATIO, Floats, Ints, Kind, Reading
 LARGE_UPDATE = 0.2  # of the weights in every step; around 1e-3 is usual, small networks with Adam begin near 0.1
 WILD_UPDATE = 1.0  # nothing is left of the weights of the step before
 SMALL_UPDATE = 1e-6  # a million steps would be needed, and float32 rounds most of it away (its eps is 1.2e-7)
+ROUNDING = 1e-5  # of the gradient of the weight beside it; sound biases before a BatchNorm were seen to have 1e-8
 MOSTLY = 0.75  # share of the steps that must be below SMALL_UPDATE: warm-up and decay of the rate may be
+
+LARGE_ADVICE = "Lower the learning rate, or warm it up."
+ALONE_ADVICE = (
+    "The others are in range: look at the learning rate of this parameter group, at how it was initialised (too small "
+    "a weight makes every update large), and at code of your own that writes it."
+)
+SMALL_ADVICE = (
+    "Raise the learning rate, or check whether gradients arrive at all (a scale that is divided out twice, a loss "
+    "divided by the batch, vanishing gradients)."
+)
 
 
 class Case(NamedTuple):
@@ -68,19 +79,21 @@ def stuck_weights(recording: Recording) -> Iterator[Finding]:
     whole = _whole(weights)
     if still.all() and whole.all():
         if gradients:
-            yield _stuck(weights, np.flatnonzero(still), ALL_STILL)
+            yield _stuck(recording, weights, np.flatnonzero(still), ALL_STILL)
         return
     rows: dict[Case, list[int]] = {}
     for row in np.flatnonzero(still & whole).tolist():
         largest, reading = gradients.get(weights.places[row].site, (None, ""))
         case = UNSEEN if largest is None else LOST if reading == Reading.OPTIMIZER.value else FORGOTTEN
-        if largest != 0 and not (case is UNSEEN and still.all()):  # 0 is a rule of its own; and do others learn?
+        if largest == 0 or (case is LOST and _needless(weights.places[row].site, gradients)):
+            continue  # 0 is a rule of its own
+        if case is not UNSEEN or not still.all():  # do others learn?
             rows.setdefault(case, []).append(row)
     for case, stuck in rows.items():
-        yield _stuck(weights, np.array(stuck), case)
+        yield _stuck(recording, weights, np.array(stuck), case)
 
 
-def _stuck(weights: Histories, rows: Ints, case: Case) -> Finding:
+def _stuck(recording: Recording, weights: Histories, rows: Ints, case: Case) -> Finding:
     site = weights.places[rows[0]].site
     more = f" and {len(rows) - 1} more" if len(rows) > 1 else ""
     first, last = weights.steps[0], weights.steps[-1]
@@ -90,7 +103,7 @@ def _stuck(weights: Histories, rows: Ints, case: Case) -> Finding:
         site=site,
         kind=Kind.WEIGHT.value,
         step=int(first),
-        title=f"Weights do not change: {site!r}{more}",
+        title=f"Weights do not change: {recording.called(site)}{more}",
         why=f"{case.why} They are the same at all {len(weights.steps)} steps looked at, {first} to {last}.",
         advice=case.advice,
         evidence=tuple(weights.evidence(int(row), -1, "norm", weights.moments["sum2"][row, -1] ** 0.5) for row in rows),
@@ -112,7 +125,7 @@ def _whole(found: Histories) -> Flags:
 
 
 def _gradient_by_site(recording: Recording) -> dict[str, tuple[float, str]]:
-    """The largest norm of each parameter's gradient, and when it was read: applied counts, if it ever was."""
+    """The largest squared norm of each parameter's gradient, and when it was read: applied counts, if it ever was."""
     if Kind.WEIGHT_GRAD not in recording.kinds:
         return {}
     found = recording.histories(Kind.WEIGHT_GRAD)
@@ -122,6 +135,13 @@ def _gradient_by_site(recording: Recording) -> dict[str, tuple[float, str]]:
         if place.site not in result or place.reading == Reading.OPTIMIZER.value:
             result[place.site] = (float(size), place.reading)
     return result
+
+
+def _needless(site: str, gradients: dict[str, tuple[float, str]]) -> bool:
+    """Whether it is a bias that a normalisation takes away again: its gradient is what rounding leaves of 0."""
+    module, _, name = site.rpartition(".")
+    weight, _ = gradients.get(f"{module}.weight", (0.0, ""))
+    return name == "bias" and gradients[site][0] < ROUNDING**2 * weight
 
 
 def zero_gradients(recording: Recording) -> Iterator[Finding]:
@@ -140,7 +160,7 @@ def zero_gradients(recording: Recording) -> Iterator[Finding]:
         site=site,
         kind=Kind.WEIGHT_GRAD.value,
         step=int(found.steps[0]),
-        title=f"Gradients are exactly zero: {site!r}{more}",
+        title=f"Gradients are exactly zero: {recording.called(site)}{more}",
         why=f"{len(rows)} of {len(zero)} parameters have a gradient of 0 at every recorded step: what they compute is "
         "multiplied by 0 or clamped before it reaches the loss.",
         advice="Look for dead or saturated activations behind them, for clamp(), round() or sign(), and for masks and "
@@ -160,33 +180,33 @@ def update_ratio(recording: Recording) -> Iterator[Finding]:
     later = ratios[:, ratios.shape[1] // 2 :]
     typical = medians(later)
     if (typical > LARGE_UPDATE).any():
-        yield _updates(found, typical, np.asarray(typical > LARGE_UPDATE), large=True)
+        yield _updates(recording, found, typical, large=True)
     given = ~np.isnan(ratios)
     small = (ratios < SMALL_UPDATE).sum(axis=1) >= MOSTLY * given.sum(axis=1)
     small &= given.any(axis=1) & (np.nan_to_num(ratios).max(axis=1) > 0)  # all 0: stuck, not small
     if small.any():
-        yield _updates(found, medians(ratios), np.asarray(small), large=False)
+        yield _updates(recording, found, np.where(small, medians(ratios), np.nan), large=False)
 
 
-def _updates(found: Histories, typical: Floats, which: Flags, *, large: bool) -> Finding:
-    rows = np.flatnonzero(which)
+def _updates(recording: Recording, found: Histories, typical: Floats, *, large: bool) -> Finding:
+    """Which ratios are out of range; those of weights that are not may be NaN."""
+    rows = np.flatnonzero(typical > LARGE_UPDATE if large else ~np.isnan(typical))
     rows = rows[np.argsort(-typical[rows] if large else typical[rows])]
     site, ratio = found.places[rows[0]].site, float(typical[rows[0]])
     out = found.moments[UPDATE_RATIO][rows[0]]
     onset = int(np.flatnonzero(out > LARGE_UPDATE if large else out < SMALL_UPDATE)[0])
     more = f" and {len(rows) - 1} more" if len(rows) > 1 else ""
+    alone = large and len(rows) * 2 <= len(typical)
+    advice = ALONE_ADVICE if alone else LARGE_ADVICE if large else SMALL_ADVICE
     return Finding(
         rule="update_too_large" if large else "update_too_small",
         severity=Severity.ERROR if large and ratio > WILD_UPDATE else Severity.WARNING,
         site=site,
         kind=Kind.UPDATE.value,
         step=int(found.steps[onset]),
-        title=f"Updates are too {'large' if large else 'small'}: {site!r}{more}",
-        why=f"A step changes {site!r} by {figure(ratio, 2)} of its norm (‖Δw‖/‖w‖, median over time), in {len(rows)} "
-        f"of {len(which)} weights it is out of range; around 1e-3 is usual.",
-        advice="Lower the learning rate, or warm it up."
-        if large
-        else "Raise the learning rate, or check whether gradients arrive at all (a scale that is divided out twice, a "
-        "loss divided by the batch, vanishing gradients).",
+        title=f"Updates are too {'large' if large else 'small'}: {recording.called(site)}{more}",
+        why=f"A step changes {site!r} by {figure(ratio, 2)} of its norm (‖Δw‖/‖w‖, median over time); {len(rows)} of "
+        f"{len(typical)} weight matrices are out of range, around 1e-3 is usual.",
+        advice=advice,
         evidence=tuple(found.evidence(int(row), -1, UPDATE_RATIO, typical[row]) for row in rows),
     )

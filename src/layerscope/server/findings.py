@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,6 +40,7 @@ class EvidenceEntry:
     """Where a number was found that a finding rests on."""
 
     site: str
+    class_name: str  # of the site's module, "" where it is not known
     kind: str
     step: int
     stat: str
@@ -52,6 +53,7 @@ class FindingEntry:
     rule: str
     severity: str
     site: str
+    class_name: str  # of the site's module, "" where it is not known
     kind: str
     step: int
     title: str
@@ -170,8 +172,8 @@ def findings_view(name: str, diagnosis: Diagnosis) -> FindingsView:
     entries = []
     lacking = {each.rule for each in diagnosis.not_checked}
     for cause in diagnosis.findings:
-        entries.append(_entry(cause, consequence=False))
-        entries += [_entry(found, consequence=True) for found in cause.consequences]
+        entries.append(_entry(cause, diagnosis.classes, consequence=False))
+        entries += [_entry(found, diagnosis.classes, consequence=True) for found in cause.consequences]
     return FindingsView(
         run=name,
         verdict=diagnosis.verdict,
@@ -184,17 +186,21 @@ def findings_view(name: str, diagnosis: Diagnosis) -> FindingsView:
     )
 
 
-def _entry(found: Finding, *, consequence: bool) -> FindingEntry:
+def _entry(found: Finding, classes: Mapping[str, str], *, consequence: bool) -> FindingEntry:
     return FindingEntry(
         rule=found.rule,
         severity=found.severity.value,
         site=found.site,
+        class_name=classes.get(found.site, ""),
         kind=found.kind,
         step=found.step,
         title=found.title,
         why=found.why,
         advice=found.advice,
         consequence=consequence,
-        evidence=tuple(EvidenceEntry(each.site, each.kind, each.step, each.stat) for each in found.evidence),
+        evidence=tuple(
+            EvidenceEntry(each.site, classes.get(each.site, ""), each.kind, each.step, each.stat)
+            for each in found.evidence
+        ),
         numbers=np.array([each.value for each in found.evidence], np.float64),
     )
