@@ -127,8 +127,9 @@ def test_an_exploding_layer_is_found_from_the_list_of_runs_in_four_clicks(visit:
     badge = page.get_by_test_id("runs").get_by_role("row").filter(has_text="mlp-exploding").get_by_test_id("badge")
     expect(badge).to_be_visible(timeout=20_000)
     click(badge)
-    finding = page.get_by_test_id("finding").filter(has_text="Updates are too large")
-    expect(finding).to_contain_text(f"{EXPLODING}.weight")
+    finding = page.get_by_test_id("finding").first
+    expect(finding).to_contain_text(f"Updates are too large: '{EXPLODING}.weight' (Linear)")
+    expect(page.get_by_test_id("finding").nth(1)).to_contain_text(f"Gradients explode: '{EXPLODING}' (Linear)")
     click(finding.get_by_role("button", name="Heat map"))
     expect(page.get_by_role("region", name="Heat map").get_by_role("treeitem", selected=True)).to_contain_text("weight")
     click(page.get_by_role("button", name="Charts", exact=True))

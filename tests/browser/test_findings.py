@@ -11,6 +11,7 @@ from playwright.sync_api import expect
 
 from layerscope.server.serve import PageServer
 from tests.browser.conftest import Visit
+from tests.browser.models import EXPLODING, TRAININGS, train
 from tests.browser.project import write_layers
 
 pytestmark = pytest.mark.browser
@@ -43,6 +44,24 @@ def test_two_clicks_lead_from_the_list_to_the_first_layer_with_nan(visit: Visit,
     first.get_by_role("button", name="Heat map").click()
     expect(page.get_by_test_id("heatmap")).to_be_visible()
     expect(page).to_have_url(re.compile("site=h.1.attn"))
+
+
+def test_the_way_to_the_graph_opens_what_hides_the_layer_and_colours_by_what_was_found(
+    visit: Visit, tmp_path: Path
+) -> None:
+    for _ in train(next(each for each in TRAININGS if each.broken), tmp_path / "mlp"):
+        pass
+    page = visit.page
+    with PageServer(tmp_path, port=0) as server:
+        page.goto(f"{server.address}#run=mlp&view=findings")
+        first = page.get_by_test_id("finding").first
+        expect(first).to_contain_text(f"update of {EXPLODING}.weight Linear")
+        first.get_by_role("button", name="Graph").click()
+        part = page.get_by_test_id("graph").locator(f'[role=treeitem][data-key="{EXPLODING}"]')
+        expect(part).to_have_attribute("aria-selected", "true")
+        expect(page.get_by_label("Kind that colours the graph")).to_have_value("update")
+        panel = page.get_by_test_id("site-panel")
+        expect(panel.get_by_role("img", name="Histogram of update")).to_be_visible()
 
 
 def test_a_sound_run_says_so_and_what_was_not_checked(visit: Visit, address: str) -> None:

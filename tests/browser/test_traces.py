@@ -65,6 +65,22 @@ def test_an_operation_is_found_and_shows_value_gradient_and_code(visit: Visit, a
     expect(page.get_by_test_id("code").filter(visible=True).first).to_contain_text("the residual")
 
 
+def test_as_long_as_nothing_is_chosen_the_overview_leads_to_the_costliest_operations(
+    visit: Visit, address: str
+) -> None:
+    page = visit.page
+    page.goto(f"{address}#run=net&view=traces")
+    overview = page.get_by_test_id("trace-overview")
+    expect(overview).to_contain_text("Parameters")
+    overview.get_by_role("button", name="FLOPs", exact=True).click()
+    first = overview.get_by_role("listitem").first
+    expect(first).to_contain_text("conv2d")
+    label = first.locator("b").inner_text()
+    first.get_by_role("button").click()
+    expect(page.get_by_test_id("op-label")).to_have_text(label)
+    expect(overview).to_have_count(0)
+
+
 def test_the_address_restores_trace_operation_and_what_is_open(visit: Visit, address: str) -> None:
     page = visit.page
     page.goto(f"{address}#run=net&view=traces")

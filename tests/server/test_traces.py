@@ -75,6 +75,21 @@ def test_the_list_has_every_trace_with_its_step(traced: TestClient, trace: ls.Tr
     assert entries[0]["gradients"] > 0
 
 
+def test_the_overview_adds_up_what_operations_have_and_ranks_them(traced: TestClient, trace: ls.Trace) -> None:
+    found = get(traced, "trace-overview", trace="000001")
+    facts = {fact["name"]: fact["text"] for fact in found["facts"]}
+    assert facts["Operations"] == f"{len(trace)} in 7 calls of modules"
+    assert facts["Parameters"] == "296 elements (1.2 KB)"
+    ranked = {ranking["field"]: ranking for ranking in found["rankings"]}
+    assert set(ranked) == {"elapsed_s", "flops", "size_bytes"}
+    assert ranked["flops"]["operations"][0]["label"] == one(trace, "conv2d_1").label
+    assert ranked["flops"]["total"] == sum(each.record.flops or 0 for each in trace)
+    assert f"{ranked['flops']['total']:,.0f}" == facts["FLOPs"]
+    for ranking in ranked.values():
+        assert list(ranking["values"]) == sorted(ranking["values"], reverse=True)
+        assert len(ranking["operations"]) == len(ranking["values"]) <= 10
+
+
 def test_a_run_without_traces_has_an_empty_list(client: TestClient) -> None:
     assert asked(client, "/api/run/first/traces")["traces"] == []
 

@@ -41,7 +41,8 @@ test("ticks are powers where powers are shorter", () => {
 
 test("a quantity has the unit that suits it", () => {
   expect([3.2e-5, 0.00419, 2].map((x) => quantity(x, "s"))).toEqual(["32 µs", "4.19 ms", "2 s"]);
-  expect([0, 512, 4.2e6].map((x) => quantity(x, "B"))).toEqual(["0 B", "512 B", "4.2 MB"]);
+  expect([0, 512, 1536, 4.2e6].map((x) => quantity(x, "B"))).toEqual(["0 B", "512 B", "1.5 KB", "4.01 MB"]);
+  expect([12, 4.2e6].map((x) => quantity(x, "FLOPs"))).toEqual(["12 FLOPs", "4.2 MFLOPs"]);
 });
 
 test("ticks of one axis are written alike", () => {

@@ -49,21 +49,31 @@ export function isBroken(x: number | undefined): boolean {
   return x !== undefined && !Number.isFinite(x);
 }
 
-/** A quantity in the unit that suits it: 32 µs, 1.5 MB. */
-export function quantity(x: number, unit: string): string {
-  const seconds: [number, string][] = [
+/** Sizes from which on a prefix is used; of bytes they are as in the texts that the server writes. */
+const PREFIXES: Readonly<Record<string, readonly (readonly [number, string])[]>> = {
+  s: [
     [1e-6, "µ"],
     [1e-3, "m"],
     [1, ""],
-  ];
-  const others: [number, string][] = [
+  ],
+  B: [
+    [1, ""],
+    [2 ** 10, "K"],
+    [2 ** 20, "M"],
+    [2 ** 30, "G"],
+  ],
+  "": [
     [1, ""],
     [1e3, "k"],
     [1e6, "M"],
     [1e9, "G"],
     [1e12, "T"],
-  ];
-  const [first, ...larger] = unit === "s" ? seconds : others;
+  ],
+};
+
+/** A quantity in the unit that suits it: 32 µs, 1.5 MB. */
+export function quantity(x: number, unit: string): string {
+  const [first, ...larger] = PREFIXES[unit] ?? PREFIXES[""] ?? [];
   let [factor, prefix] = first ?? [1, ""];
   for (const [size, sign] of larger) if (Math.abs(x) >= size) [factor, prefix] = [size, sign];
   return `${value(x / factor, 3)} ${prefix}${unit}`;

@@ -179,6 +179,20 @@ export interface Fact {
   readonly text: string;
 }
 
+/** The operations with the most of a field, such as their time. */
+export interface PassRanking {
+  readonly field: string;
+  readonly total: number;
+  readonly operations: readonly OperationLink[];
+  readonly values: Float64Array;
+}
+
+/** What a trace is made of. */
+export interface PassOverview {
+  readonly facts: readonly Fact[];
+  readonly rankings: readonly PassRanking[];
+}
+
 /** A line of the call stack, with the code around it where that was kept. */
 export interface StackLine {
   readonly file: string;
@@ -287,6 +301,7 @@ export interface DifferenceView {
 /** Where a number was found that a finding rests on. */
 export interface EvidenceEntry {
   readonly site: string;
+  readonly class_name: string;
   readonly kind: string;
   readonly step: number;
   readonly stat: string;
@@ -297,6 +312,7 @@ export interface FindingEntry {
   readonly rule: string;
   readonly severity: string;
   readonly site: string;
+  readonly class_name: string;
   readonly kind: string;
   readonly step: number;
   readonly title: string;

@@ -15,6 +15,7 @@ from layerscope.server import wire
 from layerscope.server.answers import Answers
 from layerscope.server.app import STATIC
 from layerscope.viz.html import OneFile, key_of, one_file
+from layerscope.viz.pass_overview import FIELDS
 
 MOST_BYTES = 12_000_000  # of what a file holds beside the page
 SCREEN = {"width": 400, "height": 72}
@@ -22,7 +23,6 @@ PICTURE = {"width": 192, "height": 144, "coarse": 1}
 STATS = ("rms", "mean", "std", "min", "max", "abs_max", "zero_share", "nan")
 AXES = ("linear", "symlog", "log")
 KINDS = ("output", "weight_grad", "weight", "output_grad", "input_grad")  # these first
-FIELDS = ("elapsed_s", "flops", "size_bytes")
 ROLLED: tuple[dict[str, int], ...] = ({}, {"unrolled": 1})
 FOR_SERIES = 0.6  # share of the size for the histories; the rest is for traces
 
@@ -136,6 +136,7 @@ def _add_trace(content: _Content, address: str, trace: dict[str, Any], room: int
         content.add(f"{address}/trace", {**name, **more}, room)
         for fields in FIELDS:
             content.add(f"{address}/trace-numbers", {**name, **more, "field": fields}, room)
+    content.add(f"{address}/trace-overview", name, room)
     content.add(f"{address}/operations", {**name, "search": ""}, room)
     described = [
         op

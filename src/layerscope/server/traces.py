@@ -34,6 +34,7 @@ from layerscope.store.passes import (
     without_collection,
 )
 from layerscope.viz import pass_page as page
+from layerscope.viz.pass_overview import FIELDS, PassOverview, overview
 from layerscope.viz.passgraph import PassGraph
 from layerscope.viz.values import ValueView, coarse, cut, value_view
 
@@ -41,7 +42,6 @@ KEPT = 3  # traces held in memory
 FEW = 10_000  # operations of a trace of which both graphs are held
 MOST_FOUND, MOST_LISTED, MOST_LINKS = 60, 20_000, 200
 FILES = {"value": VALUES, "gradient": GRADIENTS}
-FIELDS = ("elapsed_s", "flops", "size_bytes")
 
 Asked = Callable[[Opened, str, Request], object]
 
@@ -82,6 +82,11 @@ class OpenTrace:
         return name_layers(self.head.record)
 
     @cached_property
+    def overview(self) -> PassOverview:
+        """What it is made of, and the operations that take the most."""
+        return overview(self.head.record, self.naming)
+
+    @cached_property
     def shapes(self) -> dict[str, dict[int, tuple[int, ...]]]:
         """Which values and gradients were kept."""
         return {what: tensor_shapes(self.folder / name) for what, name in FILES.items()}
@@ -114,6 +119,7 @@ class Traces:
             "trace": self.graph,
             "trace-groups": self.groups,
             "trace-numbers": self.numbers,
+            "trace-overview": self.overview,
             "operation": self.operation,
             "operations": self.search,
             "value": self.value,
@@ -164,6 +170,10 @@ class Traces:
         field = chosen(request, "field", FIELDS)
         graph = self._asked(opened, request).graph(rolled=_is_rolled(request))
         return page.PassNumbers(field, *graph.numbers(field))
+
+    def overview(self, opened: Opened, name: str, request: Request) -> PassOverview:
+        """What the trace is made of, and the operations that take the most."""
+        return self._asked(opened, request).overview
 
     def operation(self, opened: Opened, name: str, request: Request) -> page.OperationView:
         """Everything known of one operation but its value."""

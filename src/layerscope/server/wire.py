@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from layerscope.server import customview, findings, messages, traces
-from layerscope.viz import compare, heatmap, pass_page, samples, tensors, training
+from layerscope.viz import compare, heatmap, pass_overview, pass_page, samples, tensors, training
 from layerscope.viz.axis import AxisKind
 from layerscope.viz.dependencies import DependencyView
 from layerscope.viz.histogram import HistogramView
@@ -53,6 +53,8 @@ RECORDS: tuple[type, ...] = (
     pass_page.PassNumbers,
     pass_page.OperationLink,
     pass_page.Fact,
+    pass_overview.PassRanking,
+    pass_overview.PassOverview,
     pass_page.StackLine,
     pass_page.OperationView,
     pass_page.OperationList,

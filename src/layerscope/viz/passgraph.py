@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from layerscope.operations import PassRecord, Role, field_of_all
+from layerscope.operations import PassRecord, field_of_all
 from layerscope.query.blocks import Block, BlockRole, Nesting
 from layerscope.query.callorder import NO_TENSOR, Ordered
 from layerscope.query.collapse import Drawable, Hops, readable
@@ -15,6 +15,7 @@ from layerscope.query.layout import Ordering, flows_of, order
 from layerscope.records import Floats
 from layerscope.viz.lettering import text_width
 from layerscope.viz.nestedgraph import NOTHING, GroupOrder, group_order
+from layerscope.viz.pass_overview import amounts
 from layerscope.viz.pass_page import PassGroups, PassParts, PassPicture, shape_text
 from layerscope.viz.wording import Wording
 
@@ -96,12 +97,8 @@ class PassGraph:
 
     def numbers(self, field: str) -> tuple[Floats, Floats]:
         """A field of operations, such as their time, added up for each block that has it."""
-        operations, count = self.nesting.record.operations, len(self._blocks)
-        values = np.array(field_of_all(operations, field), np.float64)  # None becomes NaN
+        values, count = amounts(self.nesting.record.operations, field), len(self._blocks)
         known = ~np.isnan(values)
-        if field in ("elapsed_s", "flops"):  # of what was computed; a call with several results counts once
-            known &= np.array(field_of_all(operations, "lead")) == np.arange(len(values))
-            known &= np.array([role is Role.OPERATION for role in field_of_all(operations, "role")], np.bool_)
         leaf = np.array(self.nesting.leaf, np.int64)[known]
         sums: Floats = np.bincount(leaf, values[known], count).astype(np.float64)
         counts = np.bincount(leaf, minlength=count)

@@ -16,6 +16,9 @@ export interface Extent {
   readonly exits: ReadonlyMap<number, number>;
 }
 
+/** Of a part that shows nothing of what is in it. */
+export const NO_PORTS: ReadonlyMap<number, number> = new Map();
+
 export type Extents = (child: number) => Extent;
 type Weighted = readonly [value: number, weight: number];
 type Near = readonly [spot: number, offset: number, weight: number];

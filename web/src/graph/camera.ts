@@ -1,10 +1,22 @@
 /** Where the camera stands: pan, zoom, fit. */
 
-import type { Camera } from "./draw";
-import type { Rect } from "./scene";
+import type { Rect } from "./rect";
+
+export interface Camera {
+  /** The point of the scene at the left upper corner. */
+  readonly x: number;
+  readonly y: number;
+  /** Pixels per unit of the scene. */
+  readonly scale: number;
+}
 
 const [FARTHEST, NEAREST] = [0.02, 3];
 const ROOM = 16;
+
+/** The part of the scene that is in sight. */
+export function seen(camera: Camera, width: number, height: number): Rect {
+  return { x: camera.x, y: camera.y, width: width / camera.scale, height: height / camera.scale };
+}
 
 /** The whole in sight, but not so small that names cannot be read: then its top. */
 export function fitted(size: Rect, width: number, height: number, smallest = 0): Camera {

@@ -1,6 +1,19 @@
 /** Colours of the graph, taken from the style sheet so that a theme is defined once. */
 
-import type { Look } from "./draw";
+export interface Look {
+  readonly text: string;
+  readonly muted: string;
+  readonly edge: string;
+  readonly line: string;
+  readonly accent: string;
+  readonly bad: string;
+  readonly node: string;
+  readonly nodeEdge: string;
+  readonly tensor: string;
+  readonly groups: readonly [string, string];
+  readonly port: string;
+  readonly font: string;
+}
 
 export function lookOf(): Look {
   const style = getComputedStyle(document.documentElement);

@@ -263,8 +263,10 @@ export class ModuleGraph {
     const scene = this.scene;
     if (scene === null || site === null) return;
     untrack(() => {
-      if (this.#uncovered !== null && this.#uncovered !== site) this.#uncover(scene, site);
+      const isSought = this.#scope.sought === site;
+      if (isSought || (this.#uncovered !== null && this.#uncovered !== site)) this.#uncover(scene, site);
       this.#uncovered = site;
+      this.#scope.sought = null;
     });
   }
 

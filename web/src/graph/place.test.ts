@@ -2,8 +2,9 @@ import { describe, expect, it } from "vitest";
 import golden from "../../../tests/golden/placing.json?raw";
 import type { GroupOrder } from "../wire.gen";
 import type { Extent } from "./across";
+import { route, wayBack } from "./lines";
 import { unpacked } from "./order";
-import { cornerOf, type Frame, type Placement, type Point, place, route, wayBack } from "./place";
+import { cornerOf, type Frame, type Placement, type Point, place } from "./place";
 
 type Pairs = [number, number][];
 

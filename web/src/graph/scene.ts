@@ -1,29 +1,15 @@
 /** Which groups are open, and where everything then is. Knows nothing of runs or traces: parts, groups, flows. */
 
 import type { GroupOrder, NestedGraph } from "../wire.gen";
-import type { Extent } from "./across";
-import { type Flow, NOTHING, type Ordering, type Port, unpacked } from "./order";
-import {
-  cornerOf,
-  extentOf,
-  type Frame,
-  type Outside,
-  type Placement,
-  type Point,
-  place,
-  route,
-  wayBack,
-} from "./place";
+import { type Extent, NO_PORTS } from "./across";
+import { type Branch, Branches } from "./branches";
+import { type Drawn, type Line, linesOf } from "./lines";
+import { NOTHING, type Ordering, unpacked } from "./order";
+import { around, type Pill, pillExtent, pillsOf } from "./pills";
+import { cornerOf, extentOf, type Frame, type Outside, type Placement, place } from "./place";
+import type { Rect } from "./rect";
 
 const FRAME = { padding: 14, titleHeight: 22 };
-const PILL = { height: 22, narrowest: 56, letter: 7.2, margin: 18 };
-
-export interface Rect {
-  readonly x: number;
-  readonly y: number;
-  readonly width: number;
-  readonly height: number;
-}
 
 /** A part that can be seen; an open one is the box around its children. */
 export interface Box extends Rect {
@@ -32,32 +18,6 @@ export interface Box extends Rect {
   readonly depth: number;
   /** Of an open box: where its title begins, from its left, and the room it has. */
   readonly title: readonly [number, number];
-}
-
-/** A flow inside one open group; its points are measured from the group's corner. */
-export interface Line {
-  readonly points: readonly Point[];
-  readonly source: number;
-  readonly target: number;
-  readonly back: boolean;
-}
-
-/** A visible group with its lines. */
-export interface Drawn {
-  readonly box: Rect;
-  readonly lines: readonly Line[];
-}
-
-/** What meets others in a merge: the output of a part, or the input of a call, which is the output of a part as well. */
-export interface Branch {
-  readonly inputOf: number | null;
-  readonly part: number | null;
-}
-
-/** An input or output of the group that was entered. */
-export interface Pill {
-  readonly port: Port;
-  readonly isInput: boolean;
 }
 
 export class Scene {
@@ -72,7 +32,6 @@ export class Scene {
   #open: ReadonlySet<number> = new Set();
   #orders = new Map<number, Ordering>();
   #placed = new Map<number, Placement>();
-  #extents = new Map<number, Extent>();
   #lines = new WeakMap<Placement, readonly Line[]>();
   #boxOf = new Map<number, Box>();
   #byKey = new Map<string, number>();
@@ -160,47 +119,7 @@ export class Scene {
 
   /** Where the flows into a merge come from: calls, or the input of the call around it and the call that gave it. */
   sourcesOf(merge: number): readonly Branch[] {
-    const group = this.parent(merge);
-    const order = this.#orders.get(group);
-    const found = new Map<string, Branch>();
-    for (const target of order?.targets ?? []) {
-      if (target.child !== merge) continue;
-      const flow = order?.flows[target.flow];
-      if (flow === undefined) continue;
-      const branches =
-        this.graph.roles[flow.source] === "merge"
-          ? this.sourcesOf(flow.source)
-          : [
-              {
-                inputOf: flow.source === NOTHING ? this.#call(group) : null,
-                part: this.#origin(group, flow),
-              },
-            ];
-      for (const branch of branches) found.set(`${branch.inputOf} ${branch.part}`, branch);
-    }
-    return [...found.values()];
-  }
-
-  /** The call that a group is, or that it is a part of. */
-  #call(group: number): number {
-    const isCall = this.graph.sites[group] !== "" || this.parent(group) === NOTHING;
-    return isCall ? group : this.#call(this.parent(group));
-  }
-
-  /** The part that gave the tensor of a flow; null where several did, or nobody knows. */
-  #origin(group: number, flow: Flow): number | null {
-    if (flow.source === NOTHING) {
-      const outer = this.#orders.get(this.parent(group));
-      const target = outer?.targets.find(({ child, into }) => child === group && into === flow.tensor);
-      const before = target === undefined ? undefined : outer?.flows[target.flow];
-      return before === undefined ? null : this.#origin(this.parent(group), before);
-    }
-    if (this.graph.roles[flow.source] === "merge") return null;
-    if (this.graph.sites[flow.source] !== "") return flow.source;
-    const inner = this.#orders
-      .get(flow.source)
-      ?.flows.find(({ tensor, leaves }) => leaves && tensor === flow.outOf);
-    return inner === undefined ? null : this.#origin(flow.source, inner);
+    return new Branches(this.graph, this.#orders).into(merge);
   }
 
   /** Show what is open inside the part that was entered. Gives the groups whose order is not known yet. */
@@ -229,10 +148,11 @@ export class Scene {
   }
 
   #place(): void {
-    const root = this.entered;
-    const around = this.#around(root);
-    const extents = new Map(around.spots.map(({ child }) => [child, this.#extent(child, around)]));
-    const whole = place(around, (child) => extents.get(child) ?? NONE, {
+    const base = this.graph.parents.length;
+    this.pills = pillsOf(this.#orders.get(this.entered));
+    const whole = around(this.entered, this.pills, base);
+    const extents = new Map(whole.spots.map(({ child }) => [child, this.#extent(child, whole)]));
+    const placed = place(whole, (child) => extents.get(child) ?? NONE, {
       padding: 8,
       titleHeight: 0,
       titleWidth: 0,
@@ -261,10 +181,10 @@ export class Scene {
         if (inner !== undefined) walk(inner, box.x, box.y, depth + 1);
       }
     };
-    walk(whole, 0, 0, 0);
+    walk(placed, 0, 0, 0);
     this.boxes = boxes;
     this.drawn = drawn;
-    this.size = { x: 0, y: 0, width: whole.width, height: whole.height };
+    this.size = { x: 0, y: 0, width: placed.width, height: placed.height };
   }
 
   #isShownOpen(part: number): boolean {
@@ -287,10 +207,8 @@ export class Scene {
 
   /** Size of a child as seen in the group with this ordering. */
   #extent(child: number, ordering: Ordering): Extent {
-    if (this.isPill(child)) {
-      const known = this.#extents.get(child);
-      if (known !== undefined) return known;
-    }
+    const pill = this.pill(child);
+    if (pill !== null) return pillExtent(pill);
     const inner = this.#isShownOpen(child) ? this.#group(child) : null;
     if (inner !== null) return extentOf(inner, entering(ordering, child), leaving(ordering, child));
     return {
@@ -309,85 +227,9 @@ export class Scene {
     }
     return lines;
   }
-
-  /** The group that was entered between pills for its inputs and outputs. */
-  #around(root: number): Ordering {
-    const inner = this.#orders.get(root);
-    const base = this.graph.parents.length;
-    const pills: Pill[] = [
-      ...inOrder(inner?.inputs ?? [], inner, 0).map((port) => ({ port, isInput: true })),
-      ...inOrder(inner?.outputs ?? [], inner, (inner?.layers.length ?? 1) - 1).map((port) => ({
-        port,
-        isInput: false,
-      })),
-    ];
-    this.pills = pills;
-    this.#extents.clear();
-    pills.forEach(({ port }, at) => {
-      const letters = Math.max(port.name.length, port.shape.length);
-      this.#extents.set(base + at, {
-        width: Math.max(PILL.narrowest, letters * PILL.letter + PILL.margin),
-        height: port.shape === "" ? PILL.height : PILL.height + 12,
-        entries: NO_PORTS,
-        exits: NO_PORTS,
-      });
-    });
-    const inputs = pills.flatMap((pill, at) => (pill.isInput ? [at] : []));
-    const outputs = pills.flatMap((pill, at) => (pill.isInput ? [] : [at]));
-    const layers = [inputs, [pills.length], outputs].filter((layer) => layer.length > 0);
-    const middle = inputs.length > 0 ? 1 : 0;
-    const layerOf = (at: number) => (at === pills.length ? middle : pills[at]?.isInput ? 0 : middle + 1);
-    const wired = pills.flatMap((pill, at) => (pill.port.tensor === NOTHING ? [] : [{ pill, at }]));
-    return {
-      group: NOTHING,
-      flows: wired.map(({ pill, at }) => ({
-        tensor: at,
-        source: pill.isInput ? base + at : root,
-        leaves: false,
-        outOf: pill.isInput ? NOTHING : pill.port.tensor,
-      })),
-      targets: wired.map(({ pill, at }, flow) => ({
-        flow,
-        child: pill.isInput ? root : base + at,
-        into: pill.isInput ? pill.port.tensor : NOTHING,
-      })),
-      spots: [...pills.map((_, at) => base + at), root].map((child, at) => ({
-        layer: layerOf(at),
-        child,
-        flow: NOTHING,
-      })),
-      links: wired.map(({ pill, at }, flow) => ({
-        upper: pill.isInput ? at : pills.length,
-        lower: pill.isInput ? pills.length : at,
-        flow,
-      })),
-      layers,
-      lanes: [],
-      inputs: [],
-      outputs: [],
-    };
-  }
 }
 
-const NO_PORTS: ReadonlyMap<number, number> = new Map();
 const NONE: Extent = { width: 0, height: 0, entries: NO_PORTS, exits: NO_PORTS };
-
-function* linesOf(placed: Placement): Generator<Line> {
-  const { flows, targets, lanes } = placed.ordering;
-  const isBack = new Map(lanes.map((lane) => [`${lane.flow},${lane.target}`, lane]));
-  for (const { flow, child } of targets) {
-    const { tensor, source } = flows[flow] ?? { tensor: NOTHING, source: NOTHING };
-    if (tensor < 0) continue;
-    const lane = isBack.get(`${flow},${child}`);
-    const points = lane === undefined ? route(placed, flow, child) : wayBack(placed, lane);
-    yield { points, source, target: child, back: lane !== undefined };
-  }
-  for (let flow = 0; flow < flows.length; flow++) {
-    const { tensor, source, leaves } = flows[flow] ?? { tensor: NOTHING, source: NOTHING, leaves: false };
-    if (leaves && tensor >= 0)
-      yield { points: route(placed, flow, NOTHING), source, target: NOTHING, back: false };
-  }
-}
 
 /** Tensors outside a child by those inside that continue them. */
 function entering(ordering: Ordering, child: number): Outside {
@@ -408,17 +250,4 @@ function push(into: Map<number, number[]>, key: number, value: number): void {
   const known = into.get(key);
   if (known === undefined) into.set(key, [value]);
   else known.push(value);
-}
-
-/** Ports in the order in which they cross the border of their group. */
-function inOrder(ports: readonly Port[], inner: Ordering | undefined, layer: number): Port[] {
-  const tensors = (inner?.layers[layer] ?? []).map((spot) => {
-    const flow = inner?.spots[spot]?.flow ?? NOTHING;
-    return inner?.flows[flow]?.tensor ?? NOTHING;
-  });
-  const at = (port: Port) => {
-    const found = tensors.indexOf(port.tensor);
-    return found < 0 || port.tensor === NOTHING ? tensors.length : found;
-  };
-  return [...ports].sort((a, b) => at(a) - at(b));
 }

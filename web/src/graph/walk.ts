@@ -1,7 +1,15 @@
 /** From part to part, and what lies under the pointer. */
 
-import { CHEVRON } from "./draw";
+import { CHEVRON } from "./drawing/pen";
 import type { Box, Scene } from "./scene";
+
+const MOST_ROWS = 240;
+
+/** A visible part in the tree of them. */
+export interface Row {
+  readonly part: number;
+  readonly level: number;
+}
 
 export interface Hit {
   readonly part: number;
@@ -52,9 +60,20 @@ export function nextTo(scene: Scene, from: number, direction: Direction): number
   return best?.part ?? null;
 }
 
+/** The rows of a tree around the selected one: no more than a reader of the screen can take. */
+export function rowsNear(scene: Scene, selected: number | null): Row[] {
+  const all = rowsOf(scene);
+  if (all.length <= MOST_ROWS) return all;
+  const at = Math.max(
+    all.findIndex((row) => row.part === selected),
+    0,
+  );
+  return all.slice(Math.max(0, at - MOST_ROWS / 2), at + MOST_ROWS / 2);
+}
+
 /** What is visible, from the outside in and in the order in which it ran: the rows of a tree. */
-export function rowsOf(scene: Scene): { part: number; level: number }[] {
-  const rows: { part: number; level: number }[] = [];
+function rowsOf(scene: Scene): Row[] {
+  const rows: Row[] = [];
   const base = scene.box(scene.entered)?.depth ?? 0;
   for (const box of scene.boxes)
     if (!scene.isPill(box.part) && scene.graph.roles[box.part] !== "merge")

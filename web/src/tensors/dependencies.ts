@@ -1,6 +1,6 @@
 /** Boxes and lines of a dependency graph. The server says where they are. */
 
-import type { Rect } from "../graph/scene";
+import type { Rect } from "../graph/rect";
 import type { DependencyView } from "../wire.gen";
 
 export interface DrawnLink {

@@ -12,6 +12,7 @@ import type {
   OperationView,
   PassGroups,
   PassNumbers,
+  PassOverview,
   PassPicture,
   TraceList,
   ValueView,
@@ -34,6 +35,7 @@ export class Tracing {
   readonly picture = new Resource<PassPicture>();
   readonly groups = new Resource<PassGroups>();
   readonly numbers = new Resource<PassNumbers>();
+  readonly overview = new Resource<PassOverview>();
   readonly operation = new Resource<OperationView>();
   readonly value = new Resource<ValueView>();
   readonly gradient = new Resource<ValueView>();
@@ -54,6 +56,7 @@ export class Tracing {
     $effect(() => this.#loadList());
     $effect(() => this.#loadGraph());
     $effect(() => this.#loadGroups());
+    $effect(() => this.#loadOverview());
     $effect(() => this.#loadOperation());
     $effect(() => this.#loadValues());
     $effect(() => this.#loadFound());
@@ -209,6 +212,12 @@ export class Tracing {
     untrack(() => {
       this.version += 1;
     });
+  }
+
+  /** Shown as long as nothing is chosen, and asked for behind the graph. */
+  #loadOverview(): void {
+    if (this.scope.selection.op === null && !this.picture.busy)
+      this.overview.load(this.#asked("trace-overview"), `${this.#address}/${this.entry?.name}`);
   }
 
   #loadOperation(): void {

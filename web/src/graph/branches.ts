@@ -1,0 +1,66 @@
+/** What meets in a merge, followed back to the calls it came from. */
+
+import type { NestedGraph } from "../wire.gen";
+import { type Flow, NOTHING, type Ordering } from "./order";
+
+/** What meets others in a merge: the output of a part, or the input of a call, which is the output of a part as well. */
+export interface Branch {
+  readonly inputOf: number | null;
+  readonly part: number | null;
+}
+
+export class Branches {
+  constructor(
+    readonly graph: NestedGraph,
+    readonly orders: ReadonlyMap<number, Ordering>,
+  ) {}
+
+  /** Where the flows into a merge come from: calls, or the input of the call around it and the call that gave it. */
+  into(merge: number): readonly Branch[] {
+    const group = this.#parent(merge);
+    const order = this.orders.get(group);
+    const found = new Map<string, Branch>();
+    for (const target of order?.targets ?? []) {
+      if (target.child !== merge) continue;
+      const flow = order?.flows[target.flow];
+      if (flow === undefined) continue;
+      const branches =
+        this.graph.roles[flow.source] === "merge"
+          ? this.into(flow.source)
+          : [
+              {
+                inputOf: flow.source === NOTHING ? this.#call(group) : null,
+                part: this.#origin(group, flow),
+              },
+            ];
+      for (const branch of branches) found.set(`${branch.inputOf} ${branch.part}`, branch);
+    }
+    return [...found.values()];
+  }
+
+  /** The call that a group is, or that it is a part of. */
+  #call(group: number): number {
+    const isCall = this.graph.sites[group] !== "" || this.#parent(group) === NOTHING;
+    return isCall ? group : this.#call(this.#parent(group));
+  }
+
+  /** The part that gave the tensor of a flow; null where several did, or nobody knows. */
+  #origin(group: number, flow: Flow): number | null {
+    if (flow.source === NOTHING) {
+      const outer = this.orders.get(this.#parent(group));
+      const target = outer?.targets.find(({ child, into }) => child === group && into === flow.tensor);
+      const before = target === undefined ? undefined : outer?.flows[target.flow];
+      return before === undefined ? null : this.#origin(this.#parent(group), before);
+    }
+    if (this.graph.roles[flow.source] === "merge") return null;
+    if (this.graph.sites[flow.source] !== "") return flow.source;
+    const inner = this.orders
+      .get(flow.source)
+      ?.flows.find(({ tensor, leaves }) => leaves && tensor === flow.outOf);
+    return inner === undefined ? null : this.#origin(flow.source, inner);
+  }
+
+  #parent(part: number): number {
+    return this.graph.parents[part] ?? NOTHING;
+  }
+}

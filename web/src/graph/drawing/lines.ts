@@ -1,0 +1,92 @@
+/** The flows between parts. */
+
+import type { Line } from "../lines";
+import type { Point } from "../place";
+import { meet, type Rect } from "../rect";
+import type { Scene } from "../scene";
+import { type Pen, READABLE } from "./pen";
+
+const CORNER = 7;
+
+export function drawLines(pen: Pen, scene: Scene, view: Rect, selected: number | null): void {
+  const { context, look } = pen;
+  const chosen: (() => void)[] = [];
+  const tips: (readonly [number, number])[] = [];
+  context.beginPath();
+  for (const { box, lines } of scene.drawn) {
+    if (!meet(box, view)) continue;
+    for (const line of lines) {
+      const isChosen = selected !== null && (line.source === selected || line.target === selected);
+      if (isChosen || line.back) {
+        chosen.push(() => drawSpecial(pen, box, line, isChosen ? look.accent : look.muted));
+        continue;
+      }
+      trace(context, box, line.points);
+      const end = line.points.at(-1);
+      if (end !== undefined && ends(scene, line.target)) tips.push([box.x + end[0], box.y + end[1]]);
+    }
+  }
+  context.strokeStyle = look.line;
+  context.lineWidth = Math.max(1.3, 0.8 / pen.scale);
+  context.stroke();
+  if (pen.scale >= READABLE) {
+    context.beginPath();
+    for (const [x, y] of tips) addTip(context, x, y);
+    context.fillStyle = look.line;
+    context.fill();
+  }
+  for (const draw of chosen) draw();
+}
+
+/** Whether a line that goes to a part ends there: at an open one it goes on inside. */
+function ends(scene: Scene, part: number): boolean {
+  return part >= 0 && scene.box(part)?.open !== true && scene.graph.roles[part] !== "merge";
+}
+
+/** A line that stands out: of what is selected, or back to an earlier part. */
+function drawSpecial(pen: Pen, box: Rect, { points, back }: Line, colour: string): void {
+  const { context } = pen;
+  context.beginPath();
+  trace(context, box, points);
+  context.strokeStyle = context.fillStyle = colour;
+  context.lineWidth = Math.max(2, 1.2 / pen.scale);
+  context.setLineDash(back ? [5, 3] : []);
+  context.stroke();
+  context.setLineDash([]);
+  const end = points.at(-1);
+  if (end === undefined) return;
+  context.beginPath();
+  addTip(context, box.x + end[0], box.y + end[1]);
+  context.fill();
+}
+
+function addTip(context: CanvasRenderingContext2D, x: number, y: number): void {
+  context.moveTo(x - 3.4, y - 7);
+  context.lineTo(x, y);
+  context.lineTo(x + 3.4, y - 7);
+  context.closePath();
+}
+
+/** Straight lines with round corners, and an S wherever a line moves sideways between layers. */
+function trace(context: CanvasRenderingContext2D, box: Rect, points: readonly Point[]): void {
+  let [x0, y0] = points[0] ?? [0, 0];
+  context.moveTo(box.x + x0, box.y + y0);
+  for (let at = 1; at < points.length; at++) {
+    const [x, y] = points[at] ?? [0, 0];
+    const next = points[at + 1];
+    const [sideways, down] = [Math.abs(x - x0) > 0.01, Math.abs(y - y0) > 0.01];
+    if (sideways && down) {
+      const middle = box.y + (y0 + y) / 2;
+      context.bezierCurveTo(box.x + x0, middle, box.x + x, middle, box.x + x, box.y + y);
+    } else if (next !== undefined && turns(x - x0, y - y0, next[0] - x, next[1] - y)) {
+      context.arcTo(box.x + x, box.y + y, box.x + next[0], box.y + next[1], CORNER);
+    } else context.lineTo(box.x + x, box.y + y);
+    [x0, y0] = [x, y];
+  }
+}
+
+function turns(dx: number, dy: number, ex: number, ey: number): boolean {
+  const upright = Math.abs(dx) < 0.01 && Math.abs(ey) < 0.01;
+  const level = Math.abs(dy) < 0.01 && Math.abs(ex) < 0.01;
+  return upright || level;
+}

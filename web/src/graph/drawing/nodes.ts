@@ -1,0 +1,101 @@
+/** Closed parts: their bodies, and cards behind those that stand for several. */
+
+import type { Rect } from "../rect";
+import type { Box, Scene } from "../scene";
+import { type Pen, READABLE } from "./pen";
+import { drawLargeWords, drawWords, type Fills } from "./words";
+
+export function drawNodes(pen: Pen, scene: Scene, fills: Fills, boxes: readonly Box[]): void {
+  const merges = boxes.filter((box) => scene.graph.roles[box.part] === "merge");
+  const solid = boxes.filter((box) => scene.graph.roles[box.part] !== "merge");
+  drawStacks(pen, scene, solid);
+  drawBodies(pen, scene, fills, solid);
+  drawMerges(pen, merges);
+  if (pen.scale >= READABLE) for (const box of solid) drawWords(pen, scene, fills, box);
+  else drawLargeWords(pen, scene, fills, solid);
+}
+
+/** Cards behind a part that stands for several. */
+function drawStacks(pen: Pen, scene: Scene, boxes: readonly Box[]): void {
+  const { context, look } = pen;
+  context.fillStyle = look.node;
+  context.strokeStyle = look.nodeEdge;
+  context.lineWidth = 1;
+  for (const box of boxes) {
+    if ((scene.graph.times[box.part] ?? 1) < 2) continue;
+    for (const by of [6, 3]) {
+      pen.shape({ ...box, x: box.x + by, y: box.y + by }, 5);
+      context.fill();
+      context.stroke();
+    }
+  }
+}
+
+function drawBodies(pen: Pen, scene: Scene, fills: Fills, boxes: readonly Box[]): void {
+  const { context, look } = pen;
+  const byColour = new Map<string, Rect[]>();
+  const add = (colour: string, rect: Rect) => {
+    const known = byColour.get(colour);
+    if (known === undefined) byColour.set(colour, [rect]);
+    else known.push(rect);
+  };
+  const striped: [Box, readonly string[]][] = [];
+  for (const box of boxes) {
+    if (scene.isPill(box.part)) add(look.port, box);
+    else {
+      const colours = fills(box.part);
+      const only = colours[0];
+      if (colours.length > 1) striped.push([box, colours]);
+      add(
+        colours.length === 1 && only !== undefined
+          ? only
+          : scene.graph.roles[box.part] === "tensor"
+            ? look.tensor
+            : look.node,
+        box,
+      );
+    }
+  }
+  context.strokeStyle = look.nodeEdge;
+  context.lineWidth = Math.max(1.1, 0.6 / pen.scale);
+  for (const [colour, rects] of byColour) {
+    context.beginPath();
+    for (const rect of rects) pen.outline(rect, colour === look.port ? rect.height / 2 : 5);
+    context.fillStyle = colour;
+    context.fill();
+    context.stroke();
+  }
+  for (const [box, colours] of striped) drawStripes(pen, box, colours);
+}
+
+function drawStripes(pen: Pen, box: Box, colours: readonly string[]): void {
+  const { context, look } = pen;
+  context.save();
+  pen.shape(box, 5);
+  context.clip();
+  const wide = box.width / colours.length;
+  colours.forEach((colour, at) => {
+    context.fillStyle = colour;
+    context.fillRect(box.x + at * wide, box.y, wide + 0.5, box.height);
+  });
+  context.restore();
+  context.strokeStyle = look.nodeEdge;
+  pen.shape(box, 5);
+  context.stroke();
+}
+
+/** Where flows meet: a circle each. */
+function drawMerges(pen: Pen, boxes: readonly Box[]): void {
+  const { context, look } = pen;
+  context.beginPath();
+  for (const box of boxes) {
+    const [x, y] = [box.x + box.width / 2, box.y + box.height / 2];
+    context.moveTo(x + box.height / 2, y);
+    context.arc(x, y, box.height / 2, 0, 2 * Math.PI);
+  }
+  context.fillStyle = look.groups[0];
+  context.strokeStyle = look.line;
+  context.lineWidth = 1.6;
+  context.fill();
+  context.stroke();
+}

@@ -1,0 +1,58 @@
+/** What is said about parts around their boxes: chosen, under the pointer, kept in a panel, or wrong. */
+
+import type { Rect } from "../rect";
+import type { Box, Scene } from "../scene";
+import type { Pen } from "./pen";
+import type { Fills } from "./words";
+
+/** What is said about parts beside their names. */
+export interface Marks {
+  readonly fills: Fills;
+  readonly selected: number | null;
+  readonly hovered: number | null;
+  /** Outlines, such as those of parts that have a panel. */
+  readonly outlined: ReadonlyMap<number, string>;
+  /** Parts with something wrong. */
+  readonly alarmed: ReadonlySet<number>;
+}
+
+export function drawOutlines(pen: Pen, scene: Scene, marks: Marks, boxes: readonly Box[]): void {
+  const { look } = pen;
+  const thick = Math.max(2.2, 1.6 / pen.scale);
+  for (const box of boxes) {
+    const colour = marks.outlined.get(box.part);
+    const radius = box.open ? 8 : scene.isPill(box.part) ? box.height / 2 : 5;
+    if (colour !== undefined) drawRing(pen, grown(box, 2), radius, colour, thick * 1.4);
+    if (box.part === marks.selected) drawRing(pen, box, radius, look.accent, thick);
+    else if (box.part === marks.hovered) drawRing(pen, box, radius, look.text, thick / 2);
+    if (marks.alarmed.has(box.part)) drawAlarm(pen, box);
+  }
+}
+
+function drawRing(pen: Pen, box: Rect, radius: number, colour: string, thick: number): void {
+  const { context } = pen;
+  pen.shape(box, radius);
+  context.strokeStyle = colour;
+  context.lineWidth = thick;
+  context.stroke();
+}
+
+function grown({ x, y, width, height }: Rect, by: number): Rect {
+  return { x: x - by, y: y - by, width: width + 2 * by, height: height + 2 * by };
+}
+
+/** A triangle at the upper right corner: a finding is about this part, or about one inside it. */
+function drawAlarm(pen: Pen, box: Rect): void {
+  const { context, look } = pen;
+  const [x, y, r] = [box.x + box.width - 3, box.y + 1, Math.max(8, 6 / pen.scale)];
+  context.beginPath();
+  context.moveTo(x, y - r);
+  context.lineTo(x + r, y + r * 0.75);
+  context.lineTo(x - r, y + r * 0.75);
+  context.closePath();
+  context.fillStyle = look.bad;
+  context.strokeStyle = look.text; // a part that holds NaN has the same red
+  context.lineWidth = 1.2;
+  context.fill();
+  context.stroke();
+}

@@ -1,0 +1,98 @@
+/** Where a scene is looked at from: all of it at first, later wherever somebody moved. */
+
+import { type Camera, centring, fitted, panned, zoomed } from "./camera";
+import type { Scene } from "./scene";
+
+/** Scales at first: the whole, if it can be read; else a part, all of its width if that can be read. */
+const [LEAST, WHOLE, PART] = [0.66, 0.7, 0.85];
+
+export class Viewpoint {
+  width = $state(0);
+  height = $state(0);
+  camera = $state.raw<Camera>({ x: 0, y: 0, scale: 1 });
+  /** Whether somebody moved the camera: until then it follows the size of the window. */
+  #touched = false;
+  /** The part that is to stay where it is on the screen when the scene is arranged anew. */
+  #held: { part: number; x: number; y: number } | null = null;
+  #fittedFor: Scene | null = null;
+  #fittedTo = -1;
+
+  /** After a new arrangement: all in sight at first, and later what was held stays where it was. */
+  place(scene: Scene, selected: number | null): void {
+    if (scene.size.width === 0) return;
+    if (this.#fittedTo !== scene.entered || !isAlike(this.#fittedFor, scene)) this.#touched = false;
+    this.#fittedFor = scene;
+    this.#fittedTo = scene.entered;
+    const held = this.#held;
+    this.#held = null;
+    if (!this.#touched && held === null) {
+      this.#fit(scene);
+      if (selected !== null) this.reveal(scene, selected);
+      return;
+    }
+    const box = held === null ? null : scene.box(held.part);
+    const { scale } = this.camera;
+    if (held !== null && box !== null)
+      this.camera = { scale, x: box.x + box.width / 2 - held.x / scale, y: box.y - held.y / scale };
+  }
+
+  #fit({ size }: Scene): void {
+    const whole = fitted(size, this.width, this.height);
+    const across = fitted({ ...size, height: 1 }, this.width, this.height).scale;
+    const wide = Math.min(Math.max(across, LEAST), PART);
+    this.camera = whole.scale >= WHOLE ? whole : fitted(size, this.width, this.height, wide);
+  }
+
+  /** Keep a part where it is on the screen, whatever becomes of the scene around it. */
+  hold(scene: Scene, part: number): void {
+    this.#touched = true;
+    const box = scene.box(part);
+    const { x, y, scale } = this.camera;
+    if (box !== null) this.#held = { part, x: (box.x + box.width / 2 - x) * scale, y: (box.y - y) * scale };
+  }
+
+  reveal(scene: Scene, part: number): void {
+    const box = scene.box(part);
+    if (box === null) return;
+    this.camera = centring(this.camera, box.open ? { ...box, height: 24 } : box, this.width, this.height);
+  }
+
+  showAll(scene: Scene): void {
+    this.#touched = true;
+    this.camera = fitted(scene.size, this.width, this.height);
+  }
+
+  pan(dx: number, dy: number): void {
+    this.#touched = true;
+    this.camera = panned(this.camera, dx, dy);
+  }
+
+  /** Around a point of the screen, the middle if none is said. */
+  zoom(by: number, x = this.width / 2, y = this.height / 2): void {
+    this.#touched = true;
+    this.camera = zoomed(this.camera, by, x, y);
+  }
+
+  /** Have a point of the scene in the middle. */
+  centre(x: number, y: number): void {
+    const { scale } = this.camera;
+    this.camera = { scale, x: x - this.width / scale / 2, y: y - this.height / scale / 2 };
+  }
+
+  /** The point of the scene at a point of the screen, and the other way round. */
+  below(x: number, y: number): readonly [number, number] {
+    return [this.camera.x + x / this.camera.scale, this.camera.y + y / this.camera.scale];
+  }
+
+  onScreen(x: number, y: number): readonly [number, number] {
+    return [(x - this.camera.x) * this.camera.scale, (y - this.camera.y) * this.camera.scale];
+  }
+}
+
+/** Whether the parts have the same names, as in another run of the same model: then they keep their places. */
+function isAlike(before: Scene | null, after: Scene): boolean {
+  return (
+    before === after ||
+    (before?.keys.length === after.keys.length && before.keys.every((key, at) => key === after.keys[at]))
+  );
+}
