@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-import re
+import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -39,15 +41,27 @@ def _():
 def notebook(folder: Path, run: str) -> Iterator[str]:
     """Address of a notebook whose one cell shows a run of the folder."""
     (folder / "notebook.py").write_text(NOTEBOOK.format(run=run))
+    with socket.socket() as free:  # two notebooks that begin together would choose the same port themselves
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
     line = [sys.executable, "-m", "marimo", "run", "notebook.py", "--headless", "--no-token", "--host", "127.0.0.1"]
-    quiet = {**os.environ, "PYTHONUNBUFFERED": "1", "XDG_CONFIG_HOME": str(folder), "XDG_STATE_HOME": str(folder)}
-    with subprocess.Popen(line, cwd=folder, stdout=subprocess.PIPE, text=True, env=quiet) as process:
-        assert process.stdout is not None
-        port = next(found for text in process.stdout if (found := re.search(r"URL: http://[^:]+(:\d+)", text)))
+    quiet = {**os.environ, "XDG_CONFIG_HOME": str(folder), "XDG_STATE_HOME": str(folder)}
+    with subprocess.Popen([*line, "--port", str(port)], cwd=folder, stdout=subprocess.DEVNULL, env=quiet) as process:
         try:
-            yield f"http://127.0.0.1{port[1]}"
+            wait_until_it_listens(port, process)
+            yield f"http://127.0.0.1:{port}"
         finally:
             process.terminate()
+
+
+def wait_until_it_listens(port: int, process: subprocess.Popen[bytes]) -> None:
+    """marimo tells its address before it listens there."""
+    until = time.monotonic() + 60
+    while time.monotonic() < until and process.poll() is None:
+        with contextlib.suppress(ConnectionRefusedError), socket.create_connection(("127.0.0.1", port)):
+            return
+        time.sleep(0.1)
+    raise AssertionError(f"The notebook does not listen on port {port} (exit {process.poll()}).")
 
 
 def test_a_widget_in_a_notebook_shows_a_trace_and_asks_python_for_its_values(visit: Visit, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import queue
 import time
 from pathlib import Path
 
@@ -11,7 +12,10 @@ from starlette.testclient import TestClient
 
 from layerscope.diagnose.check import check
 from layerscope.errors import StoreError
+from layerscope.query.matrix import Layout, Question, laid_out
+from layerscope.server import heatmap
 from layerscope.server.checking import checked_in_another_process
+from layerscope.store.reader import Reader
 from tests.server.runs import Writing, tensor_at, write_run
 from tests.server.test_routes import asked, refused
 
@@ -44,6 +48,23 @@ def test_a_heat_map_grows_with_its_run(client: TestClient, project: Path) -> Non
     writing.step(1)
     assert asked(client, f"/api/run/live/heatmap?{HEAT}")["last_steps"].tolist() == [0, 1]
     writing.sink.close()
+
+
+def test_a_heat_map_is_prepared_when_nothing_is_asked_for_a_while(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    laid: queue.Queue[Question] = queue.Queue()
+
+    def lay_out(reader: Reader, question: Question) -> Layout:
+        laid.put(question)
+        return laid_out(reader, question)
+
+    monkeypatch.setattr(heatmap, "laid_out", lay_out)
+    asked(client, "/api/run/first/histogram?series=0&axis=linear")
+    question = laid.get(timeout=30)
+    assert (question.kind, question.mode, question.rank) == ("output", "train", 0)
+    test_a_heat_map_holds_the_statistic_of_every_step(client)
+    assert laid.empty()
 
 
 @pytest.mark.parametrize(

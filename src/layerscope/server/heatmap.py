@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable
 from dataclasses import replace
 
+import numpy as np
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from layerscope.errors import LayerscopeError
 from layerscope.query.matrix import Layout, Matrix, Question, laid_out, matrix
 from layerscope.query.run import Run
 from layerscope.records import Kind, Mode
 from layerscope.server.asked import chosen, integer, screen_of
 from layerscope.server.catalogue import Opened
+from layerscope.store.columns import values
 from layerscope.viz.heatmap import HeatMapView, heat_map_view
 
 Answer = Callable[[Opened, str, Request], object]
 KEPT_BYTES = 24 * 2**20
 KEPT_LAYOUTS = 2  # of the two runs of a comparison
+QUIET_S = 0.6  # without a question, before something is done ahead of one: whoever clicks need not wait for it
 
 
 class Matrices:
@@ -30,6 +35,7 @@ class Matrices:
         self._known: dict[tuple[Run, Question], tuple[object, Matrix]] = {}
         self._layouts: dict[tuple[Run, Question], tuple[object, Layout]] = {}  # of the statistics of a kind of tensors
         self._lock = threading.Lock()
+        self._later: threading.Timer | None = None
 
     def of(self, run: Run, question: Question) -> Matrix:
         """The matrix as far as the run is recorded; hold the run's lock."""
@@ -43,6 +49,21 @@ class Matrices:
             while len(self._known) > 1 and self._bytes() > KEPT_BYTES:
                 del self._known[next(iter(self._known))]
         return kept[1]
+
+    def lay_out_ahead(self, opened: Opened, question: Question) -> None:
+        """When it has been quiet for a while: what the first heat map of the run takes most time for."""
+        with self._lock:
+            if self._later is not None:
+                self._later.cancel()
+            if (opened.run, replace(question, stat="")) not in self._layouts:
+                self._later = threading.Timer(QUIET_S, self._lay_out, (opened, question))
+                self._later.daemon = True
+                self._later.start()
+
+    def _lay_out(self, opened: Opened, question: Question) -> None:
+        with contextlib.suppress(LayerscopeError, OSError), opened.lock:  # whoever asks for it will be told
+            if opened.run.status() != "running":  # else it is another one by the time it is asked for
+                self._layout(opened.run, question, opened.run.revision)
 
     def _layout(self, run: Run, question: Question, revision: object) -> Layout:
         key = (run, replace(question, stat=""))
@@ -83,3 +104,10 @@ def question_of(request: Request, run: Run) -> Question:
         mode=chosen(request, "mode", tuple(mode.value for mode in Mode)),
         rank=integer(request, "rank", 0, 0),
     )
+
+
+def question_about(run: Run, series: int, rank: int) -> Question:
+    """The question that a heat map of the tensors like that of a series asks."""
+    known = run.reader.series()
+    (at,) = np.flatnonzero((values(known["series"]) == series) & (values(known["rank"]) == rank))
+    return Question(known["kind"][at].as_py(), "", known["mode"][at].as_py(), rank)

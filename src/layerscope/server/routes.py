@@ -52,13 +52,18 @@ def routes(catalogue: Catalogue, own_view: OwnView | None = None) -> list[Route]
         with opened.lock:
             return opened.run.path, opened.run.revision
 
+    def histogram_of(opened: Opened, name: str, request: Request) -> HistogramView:
+        view = histogram(opened, name, request)
+        matrices.lay_out_ahead(opened, heatmap.question_about(opened.run, *series_of(request)))
+        return view
+
     matrices = heatmap.Matrices()
     return [
         Route("/api/runs", runs),
         Route("/api/run/{name:path}/sites", of_run(sites)),
         Route("/api/run/{name:path}/timeline", of_run(timeline)),
         Route("/api/run/{name:path}/scalar", of_run(scalar)),
-        Route("/api/run/{name:path}/histogram", of_run(histogram)),
+        Route("/api/run/{name:path}/histogram", of_run(histogram_of)),
         *Traces().routes(of_run),
         *graph.routes(of_run),
         *heatmap.routes(of_run, matrices),
@@ -118,4 +123,9 @@ def histogram(opened: Opened, name: str, request: Request) -> HistogramView:
 
 def history_of(opened: Opened, request: Request) -> History:
     """The rows of the series that is asked for."""
-    return opened.history(integer(request, "series", None, 0), integer(request, "rank", 0, 0))
+    return opened.history(*series_of(request))
+
+
+def series_of(request: Request) -> tuple[int, int]:
+    """Number and rank of the series that is asked for."""
+    return integer(request, "series", None, 0), integer(request, "rank", 0, 0)
