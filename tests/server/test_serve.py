@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -36,6 +37,14 @@ def test_a_server_answers_inside_its_block_and_is_gone_after_it(project: Path) -
         assert httpx.get(f"{server.address}api/runs").status_code == 200
     with pytest.raises(httpx.ConnectError):
         httpx.get(f"{server.address}api/runs")
+
+
+def test_a_short_answer_is_not_held_back_until_the_one_before_is_acknowledged(project: Path) -> None:
+    with PageServer(project, port=0) as server, httpx.Client(base_url=server.address) as client:
+        client.get("api/runs")
+        (connection,) = server._server.server_state.connections
+        taken: socket.socket = connection.transport.get_extra_info("socket")
+        assert taken.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
 def test_a_taken_port_makes_it_take_the_next_one(project: Path) -> None:

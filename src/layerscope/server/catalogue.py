@@ -20,6 +20,7 @@ from layerscope.query.run import History, Run
 from layerscope.records import Floats, Ints
 from layerscope.server.findings import Diagnoses
 from layerscope.server.messages import RunEntry
+from layerscope.server.quiet import Quiet
 from layerscope.store.columns import values
 from layerscope.store.format import read_manifest
 from layerscope.store.parts import Lately
@@ -79,6 +80,7 @@ class Catalogue:
     def __init__(self, root: Path, compactor: Compactor | None = None) -> None:
         self.root = root
         self.diagnoses = Diagnoses()
+        self.quiet = Quiet()
         self._lately = Lately(KEPT_FILE_BYTES)
         self._compactor = compactor
         self._background = ThreadPoolExecutor(1, "layerscope-compact")
@@ -94,8 +96,9 @@ class Catalogue:
         return os.fsencode(self.root.resolve().name).decode("utf-8", "backslashreplace")
 
     def close(self) -> None:
-        """Start no further compaction, and no further check."""
+        """Start nothing more in the background."""
         self.diagnoses.close()
+        self.quiet.close()
         self._background.shutdown(wait=False, cancel_futures=True)
 
     def warm_up(self, look: Callable[[Opened, str], object] | None = None) -> Future[None]:

@@ -19,23 +19,23 @@ from layerscope.query.run import Run
 from layerscope.records import Kind, Mode
 from layerscope.server.asked import chosen, integer, screen_of
 from layerscope.server.catalogue import Opened
+from layerscope.server.quiet import Quiet
 from layerscope.store.columns import values
 from layerscope.viz.heatmap import HeatMapView, heat_map_view
 
 Answer = Callable[[Opened, str, Request], object]
 KEPT_BYTES = 24 * 2**20
 KEPT_LAYOUTS = 2  # of the two runs of a comparison
-QUIET_S = 0.6  # without a question, before something is done ahead of one: whoever clicks need not wait for it
 
 
 class Matrices:
     """Matrices of the runs that were looked at last; the newest stay, as many as fit."""
 
-    def __init__(self) -> None:
+    def __init__(self, quiet: Quiet) -> None:
         self._known: dict[tuple[Run, Question], tuple[object, Matrix]] = {}
         self._layouts: dict[tuple[Run, Question], tuple[object, Layout]] = {}  # of the statistics of a kind of tensors
         self._lock = threading.Lock()
-        self._later: threading.Timer | None = None
+        self._quiet = quiet
 
     def of(self, run: Run, question: Question) -> Matrix:
         """The matrix as far as the run is recorded; hold the run's lock."""
@@ -51,14 +51,11 @@ class Matrices:
         return kept[1]
 
     def lay_out_ahead(self, opened: Opened, question: Question) -> None:
-        """When it has been quiet for a while: what the first heat map of the run takes most time for."""
+        """Have done in quiet what the first heat map of the run takes most time for."""
         with self._lock:
-            if self._later is not None:
-                self._later.cancel()
-            if (opened.run, replace(question, stat="")) not in self._layouts:
-                self._later = threading.Timer(QUIET_S, self._lay_out, (opened, question))
-                self._later.daemon = True
-                self._later.start()
+            known = (opened.run, replace(question, stat="")) in self._layouts
+        if not known:
+            self._quiet.later("heat map", lambda: self._lay_out(opened, question))
 
     def _lay_out(self, opened: Opened, question: Question) -> None:
         with contextlib.suppress(LayerscopeError, OSError), opened.lock:  # whoever asks for it will be told

@@ -23,6 +23,13 @@ def give_memory_back() -> None:
             library.mallopt(option, value)
 
 
+def tidy() -> None:
+    """Return what lies free between what is in use, if this is a process whose memory is given back."""
+    given_back = pa.default_memory_pool().backend_name == "system"
+    if given_back and sys.platform == "linux" and hasattr(library := ctypes.CDLL(None), "malloc_trim"):
+        library.malloc_trim(0)
+
+
 class _NoPandas:
     """Says to `import` that there is no pandas."""
 

@@ -13,7 +13,7 @@ from starlette.routing import Route
 
 from layerscope.query.run import History
 from layerscope.records import Ints
-from layerscope.server import findings, graph, heatmap, training, wire
+from layerscope.server import findings, graph, heatmap, lean, training, wire
 from layerscope.server.asked import chosen, integer, screen_of, share
 from layerscope.server.catalogue import Catalogue, Opened, kpi_curves, step_range
 from layerscope.server.compare import Comparing
@@ -43,7 +43,9 @@ def routes(catalogue: Catalogue, own_view: OwnView | None = None) -> list[Route]
             name = request.path_params["name"]
             opened = catalogue.open(name)
             with opened.lock:
-                return sent(answer(opened, name, request))
+                response = sent(answer(opened, name, request))
+            catalogue.quiet.later("memory", lean.tidy)
+            return response
 
         return endpoint
 
@@ -57,7 +59,7 @@ def routes(catalogue: Catalogue, own_view: OwnView | None = None) -> list[Route]
         matrices.lay_out_ahead(opened, heatmap.question_about(opened.run, *series_of(request)))
         return view
 
-    matrices = heatmap.Matrices()
+    matrices = heatmap.Matrices(catalogue.quiet)
     return [
         Route("/api/runs", runs),
         Route("/api/run/{name:path}/sites", of_run(sites)),

@@ -1,0 +1,37 @@
+"""Work that waits until nobody asks for anything."""
+
+from __future__ import annotations
+
+import queue
+import time
+from functools import partial
+
+from layerscope.server.quiet import QUIET_S, Quiet
+
+
+def test_work_is_done_when_it_is_quiet_and_of_one_name_only_the_last() -> None:
+    quiet, done = Quiet(), queue.Queue[tuple[str, float]]()
+
+    def tell(name: str) -> None:
+        done.put((name, time.monotonic()))
+
+    for name in ("first", "second", "third"):
+        asked_s = time.monotonic()
+        quiet.later("answer", partial(tell, name))
+    name, done_s = done.get(timeout=30)
+    assert name == "third"
+    assert done_s >= asked_s + QUIET_S
+    quiet.later("another", partial(tell, "fourth"))
+    assert done.get(timeout=30)[0] == "fourth"
+    quiet.close()
+
+
+def test_nothing_is_done_after_it_was_closed() -> None:
+    quiet, done = Quiet(), list[str]()
+    quiet.later("answer", lambda: done.append("late"))
+    thread = quiet._thread
+    quiet.close()
+    assert thread is not None
+    thread.join(timeout=30)
+    assert not thread.is_alive()
+    assert done == []
