@@ -9,7 +9,7 @@ import pyarrow as pa
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENAS = -1, -3, -8  # numbers of mallopt
 _LARGE = 1 << 23  # bytes that are taken from the system by themselves, and given back at once: each page of them costs
-_KEPT = 1 << 23  # of smaller ones, what a request needs again and again: without it most of its time goes to new pages
+_KEPT = 1 << 26  # of smaller ones, what requests need again and again, until it is quiet: new pages cost as much time
 
 
 def give_memory_back() -> None:

@@ -276,8 +276,8 @@ def _quantiles(bits: BitRows, zeros: Floats, shares: Floats) -> Floats:
 def pooled_quantiles(bits: BitRows, zeros: float, shares: Floats, *, of_magnitudes: bool = False) -> Floats:
     """`quantiles` of all rows as if they were one, for shares above 0; only buckets near a quantile are sorted."""
     low, high = magnitudes_of(bits) if of_magnitudes else (bits.low, bits.high)
-    leading = low.view(np.int64) >> 48  # sign, exponent and the first bits of the mantissa
-    place = np.where(leading < 0, leading ^ 0x7FFF, leading) + (1 << 15)  # ascends as the values do
+    leading = (low.view(np.uint64) >> np.uint64(48)).astype(np.uint16)  # sign, exponent, first bits of the mantissa
+    place = np.where(leading >> 15, ~leading, leading | 0x8000)  # ascends as the values do
     upto = np.cumsum(_added(place, bits.counts, 1 << 16))
     upto[1 << 15 :] += zeros
     result = np.empty(len(shares))
