@@ -21,7 +21,7 @@ import numpy as np
 
 from benchmarks.make_run import Recipe, series_of, shifted, steps_of
 from layerscope.records import Summaries
-from layerscope.stats import derive
+from layerscope.stats import buckets
 from layerscope.store.compact import compact
 from layerscope.store.folder import create
 from layerscope.store.reader import Reader, encoded
@@ -139,7 +139,7 @@ def queries(folder: Path, state: str, series: int, steps: int, at_most: tuple[fl
     every = np.arange(1, steps + 1, max(steps // 200, 1))
 
     def decoded(reader: Reader) -> object:
-        return derive.decode_bits(*encoded(reader.bits(one)))
+        return buckets.decode_bits(*encoded(reader.bits(one)))
 
     calls: list[tuple[str, Callable[[Reader], object], float | None]] = [
         ("one series", lambda reader: reader.moments(one), at_most[0]),

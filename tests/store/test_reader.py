@@ -13,7 +13,7 @@ import pytest
 
 from layerscope.errors import FormatError, SelectError
 from layerscope.records import Kpi
-from layerscope.stats import derive, spec
+from layerscope.stats import buckets, spec
 from layerscope.store import parts
 from layerscope.store.compact import compact
 from layerscope.store.folder import create
@@ -120,7 +120,7 @@ def test_an_unknown_column_is_named(run: Path) -> None:
 def test_encoded_bits_are_what_the_decoder_takes(run: Path) -> None:
     table = Reader(run).bits([1, 3], (2, 4))
     m, offsets, content = encoded(table)
-    decoded = derive.decode_bits(m, offsets, content)
+    decoded = buckets.decode_bits(m, offsets, content)
     for place, (series, step) in enumerate(rows(table)):
         assert decoded.counts[decoded.row == place].tolist() == [step + 1, series + 1, 200]
 

@@ -6,7 +6,7 @@ import numpy as np
 
 from layerscope.query.run import History
 from layerscope.records import Floats
-from layerscope.stats import derive, spec
+from layerscope.stats import buckets, spec
 from layerscope.stats.reference import summarize
 
 
@@ -15,7 +15,7 @@ def history_of(tensors: dict[int, Floats]) -> History:
     made = [summarize(tensor, spec.SMALLEST_NORMAL["float64"]) for tensor in tensors.values()]
     encoded = [spec.encode(summary.bits) for summary in made]
     moments = np.stack([summary.moments for summary in made])
-    bits = derive.EncodedRows(
+    bits = buckets.EncodedRows(
         np.array([summary.bits.m for summary in made], np.uint8),
         np.cumsum([0, *map(len, encoded)]),
         np.frombuffer(b"".join(encoded), np.uint8),

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from layerscope.records import Floats, Ids, Ints
-from layerscope.stats import derive, spec
+from layerscope.stats import buckets, derive, spec
 from layerscope.store.order import key_columns, places
 from layerscope.store.reader import KEYS, encoded
 from layerscope.store.tensors import arrays_of
@@ -94,7 +94,7 @@ def curves(extras: pa.Table) -> dict[str, tuple[Ints, Floats]]:
     return {name: (ints(part, "step"), floats(part, "value")) for name, part in parts.items()}
 
 
-def bits_of(rows: pa.Table, bits: pa.Table) -> derive.EncodedRows:
+def bits_of(rows: pa.Table, bits: pa.Table) -> buckets.EncodedRows:
     """The bit-counts of each row; of a row whose bit-counts were dropped, none."""
     fields = ("rank", "series", "session", "step")
     at = places(key_columns(rows, fields), key_columns(bits, fields))
@@ -106,7 +106,7 @@ def bits_of(rows: pa.Table, bits: pa.Table) -> derive.EncodedRows:
     whole = np.full(len(at), spec.COARSE_M, np.uint8)
     whole[present] = m
     moments = moments_of(rows.select(["min", "max"]))
-    return derive.EncodedRows(whole, ends, content, moments["min"], moments["max"])
+    return buckets.EncodedRows(whole, ends, content, moments["min"], moments["max"])
 
 
 def assembled(rows: pa.Table, identity: pa.Table, columns: dict[str, pa.Array]) -> pa.Table:
@@ -152,7 +152,7 @@ def statistics(rows: pa.Table, names: list[str]) -> dict[str, pa.Array]:
     }
 
 
-def binned(owner: Ints, moments: dict[str, Floats], bits: derive.BitRows, bins: int) -> tuple[Floats, Floats]:
+def binned(owner: Ints, moments: dict[str, Floats], bits: buckets.BitRows, bins: int) -> tuple[Floats, Floats]:
     """Edges common to the rows of one owner, and each row's counts between them; zeros are counted where zero is.
 
     Rows of one owner stand together, as `named` leaves them.
@@ -162,18 +162,18 @@ def binned(owner: Ints, moments: dict[str, Floats], bits: derive.BitRows, bins: 
     for first, last in itertools.pairwise(ends):
         chosen = slice(first, last)
         edges[chosen] = axis = _axis(moments["min"][chosen], moments["max"][chosen], bins)
-        counts[chosen] = derive.histogram(_part(bits, first, last), axis)
+        counts[chosen] = buckets.histogram(_part(bits, first, last), axis)
         zero_bin = min(int(np.searchsorted(axis, 0.0, side="right")) - 1, bins - 1)
         if zero_bin >= 0:
             counts[chosen, zero_bin] += moments["zeros"][chosen]
     return edges, counts
 
 
-def _part(bits: derive.BitRows, first: int, last: int) -> derive.BitRows:
+def _part(bits: buckets.BitRows, first: int, last: int) -> buckets.BitRows:
     """The buckets of rows first to last − 1, renumbered from 0."""
     start, stop = np.searchsorted(bits.row, (first, last))
     cut = slice(start, stop)
-    return derive.BitRows(
+    return buckets.BitRows(
         last - first, bits.row[cut] - first, bits.low[cut], bits.high[cut], bits.counts[cut], bits.exponent[cut]
     )
 

@@ -14,7 +14,7 @@ from layerscope.query.opened import OpenedRun
 from layerscope.query.table import Table
 from layerscope.records import Floats, Ints
 from layerscope.select import Patterns, matching
-from layerscope.stats import derive
+from layerscope.stats import buckets, derive
 from layerscope.store.wanted import Steps
 
 
@@ -24,7 +24,7 @@ class History:
 
     steps: Ints
     moments: dict[str, Floats]
-    bits: derive.EncodedRows
+    bits: buckets.EncodedRows
     own: Mapping[str, tuple[Ints, Floats]] = field(default_factory=dict)  # steps and values of own statistics
 
     def stat(self, name: str) -> Floats:
@@ -126,7 +126,7 @@ class Run(OpenedRun):
                     f"{share} is no share of the elements. Give numbers between 0 and 1: 0.5 for the median."
                 )
         read, identity, _, bits = self._summaries(self._chosen(sites, kind, mode), steps)
-        found = derive.quantiles(bits.decoded(), rows.floats(read, "zeros"), np.array(shares))
+        found = buckets.quantiles(bits.decoded(), rows.floats(read, "zeros"), np.array(shares))
         return Table(
             rows.assembled(
                 read, identity, {f"q{share:g}": pa.array(q) for share, q in zip(shares, found.T, strict=True)}
@@ -138,7 +138,7 @@ class Run(OpenedRun):
     ) -> Table:
         """How many elements have which base-2 exponent, one row per series, step and exponent that occurs."""
         read, identity, _, bits = self._summaries(self._chosen(sites, kind, mode), steps)
-        present, counts = derive.exponents(bits.decoded())
+        present, counts = buckets.exponents(bits.decoded())
         row, column = np.nonzero(counts)
         columns = {"exponent": pa.array(present[column]), "count": pa.array(counts[row, column])}
         return Table(rows.assembled(read.take(pa.array(row)), identity.take(pa.array(row)), columns))
@@ -177,7 +177,7 @@ class Run(OpenedRun):
             table = table.filter(pa.array([name in kept for name in present], pa.bool_()))
         return table
 
-    def _summaries(self, chosen: pa.Table, steps: Steps) -> tuple[pa.Table, pa.Table, Ints, derive.EncodedRows]:
+    def _summaries(self, chosen: pa.Table, steps: Steps) -> tuple[pa.Table, pa.Table, Ints, buckets.EncodedRows]:
         """Moments of the chosen series, what each row belongs to, which series that is, and its bit-counts."""
         moments, bits = self._reader.summaries(rows.numbers(chosen), steps)
         read, identity, owner = rows.named(moments, chosen)

@@ -1,9 +1,9 @@
 /* Buckets of stored bit-counts: decoding them, adding up rows, counting between edges, quantiles. Included once, by
-   `_kernel.c`. Each function gives what the function of the same name in `derive.py` gives with numpy. */
+   `_kernel.c`. Each function gives what the function of the same name in `buckets.py` gives with numpy. */
 
 #include <stdlib.h>
 
-/* Columns of `BitRows` in `derive.py`. */
+/* Columns of `BitRows` in `buckets.py`. */
 typedef struct {
     int64_t *row;
     double *low, *high;

@@ -146,7 +146,7 @@ def _bits_of(rows: pa.Table, bits: Sources, wanted: Wanted) -> pa.Table:
 
 
 def encoded(bits: pa.Table) -> tuple[Bytes, Ints, Bytes]:
-    """Columns m and counts of `Reader.bits` as `stats.derive.decode_bits` takes them: m, offsets, encoded bytes."""
+    """Columns m and counts of `Reader.bits` as `stats.buckets.decode_bits` takes them: m, offsets, encoded bytes."""
     m = values(bits.column("m"))
     chunks = [chunk for chunk in bits.column("counts").chunks if len(chunk)]
     offsets, parts, end = [np.zeros(1, np.int64)], [], 0

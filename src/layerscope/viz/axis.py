@@ -8,7 +8,7 @@ from enum import Enum
 import numpy as np
 
 from layerscope.records import Floats
-from layerscope.stats import derive
+from layerscope.stats import buckets
 
 ROBUST = np.array([0.001, 0.999])  # the linear axis covers the values between these quantiles,
 BEYOND = 0.5  # and this share of their distance on either side, but no more than there are values
@@ -36,7 +36,7 @@ class Axis:
     ticks: Floats
 
 
-def value_axis(kind: AxisKind, bits: derive.BitRows, zeros: float, bins: int) -> Axis:
+def value_axis(kind: AxisKind, bits: buckets.BitRows, zeros: float, bins: int) -> Axis:
     """The axis that suits the buckets of all rows together; magnitudes for the exponent axis."""
     if len(bits.row) == 0:
         return linear(-1.0, 1.0, bins)
@@ -48,8 +48,8 @@ def value_axis(kind: AxisKind, bits: derive.BitRows, zeros: float, bins: int) ->
     return linear(low, high, bins)
 
 
-def _robust(bits: derive.BitRows, zeros: float) -> tuple[float, float]:
-    low, high = derive.pooled_quantiles(bits, zeros, ROBUST)
+def _robust(bits: buckets.BitRows, zeros: float) -> tuple[float, float]:
+    low, high = buckets.pooled_quantiles(bits, zeros, ROBUST)
     ends = np.array([bits.low.min(), low, high, bits.high.max()]).clip(-FARTHEST, FARTHEST)
     beyond = BEYOND * (ends[2] - ends[1])
     low, high = float(max(ends[1] - beyond, ends[0])), float(min(ends[2] + beyond, ends[3]))
@@ -75,11 +75,11 @@ def linear(low: float, high: float, bins: int) -> Axis:
     return Axis(np.linspace(low, high, bins + 1), np.arange(first, last + 1) * spacing)
 
 
-def symlog(bits: derive.BitRows, bins: int) -> Axis:
+def symlog(bits: buckets.BitRows, bins: int) -> Axis:
     """Bins of equal width near zero and equal ratio far from it, over all values; ticks at zero and powers of ten."""
     smallest, largest = np.array([bits.low.min(), bits.high.max()]).clip(-FARTHEST, FARTHEST)
     reach = max(-smallest, largest, NEAREST)
-    typical = derive.pooled_quantiles(bits, 0.0, np.array([0.05]), of_magnitudes=True)[0]
+    typical = buckets.pooled_quantiles(bits, 0.0, np.array([0.05]), of_magnitudes=True)[0]
     decade = np.floor(np.log10(reach))
     knee = 10.0 ** np.clip(np.floor(np.log10(typical)), decade - MOST_DECADES, decade)
     largest = largest if reach > NEAREST else NEAREST
@@ -105,12 +105,12 @@ def _symmetric_ticks(edges: Floats, knee: float) -> Floats:
     return np.sort(np.array(ticks))
 
 
-def exponents(bits: derive.BitRows, bins: int) -> Axis:
+def exponents(bits: buckets.BitRows, bins: int) -> Axis:
     """Whole octaves, each cut into as many equal parts as fit; ticks at powers of two.
 
     The parts of an octave end where buckets end, so the counts are exact.
     """
-    share = derive.pooled_quantiles(bits, 0.0, np.array([0.001]))[0]
+    share = buckets.pooled_quantiles(bits, 0.0, np.array([0.001]))[0]
     first = max(int(np.floor(np.log2(share))), SMALLEST_OCTAVE)
     last = int(bits.exponent.max()) + 1
     octaves = max(last - first, 1)
@@ -125,8 +125,10 @@ def exponents(bits: derive.BitRows, bins: int) -> Axis:
     return Axis(edges, np.ldexp(1.0, np.arange(first, last + 1, spacing).clip(max=1023)))
 
 
-def magnitudes(bits: derive.BitRows) -> derive.BitRows:
+def magnitudes(bits: buckets.BitRows) -> buckets.BitRows:
     """The buckets of the absolute values, sorted."""
-    low, high = derive.magnitudes_of(bits)
+    low, high = buckets.magnitudes_of(bits)
     order = np.lexsort((low, bits.row))
-    return derive.BitRows(bits.rows, bits.row[order], low[order], high[order], bits.counts[order], bits.exponent[order])
+    return buckets.BitRows(
+        bits.rows, bits.row[order], low[order], high[order], bits.counts[order], bits.exponent[order]
+    )

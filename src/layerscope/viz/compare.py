@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from layerscope.records import Floats, Ints
-from layerscope.stats import derive
+from layerscope.stats import buckets
 from layerscope.viz.axis import AxisKind, magnitudes, value_axis
 from layerscope.viz.histogram import binned
 from layerscope.viz.scalar import ScalarView
@@ -97,19 +97,19 @@ def row_at(steps: Ints, step: int | None) -> int | None:
     return len(steps) - 1 if step is None else max(int(np.searchsorted(steps, step, side="right")) - 1, 0)
 
 
-def _row(one: Held, row: int | None) -> derive.BitRows:
+def _row(one: Held, row: int | None) -> buckets.BitRows:
     if one.history is None or row is None:
         nothing = np.zeros(0)
-        return derive.BitRows(
+        return buckets.BitRows(
             1, nothing.astype(np.int64), nothing, nothing, nothing.astype(np.int64), nothing.astype(np.int32)
         )
     return one.history.bits.decoded(np.array([row, row + 1]))
 
 
-def _together(parts: list[derive.BitRows]) -> derive.BitRows:
+def _together(parts: list[buckets.BitRows]) -> buckets.BitRows:
     row = np.repeat(np.arange(len(parts)), [len(part.row) for part in parts])
     joined = [np.concatenate([getattr(part, name) for part in parts]) for name in ("low", "high", "counts", "exponent")]
-    return derive.BitRows(len(parts), row, *joined)
+    return buckets.BitRows(len(parts), row, *joined)
 
 
 def _number(one: Held, row: int | None, stat: str) -> float:

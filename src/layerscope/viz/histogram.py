@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from layerscope.records import Floats, Ints
-from layerscope.stats import derive
+from layerscope.stats import buckets
 from layerscope.viz.axis import AxisKind, magnitudes, value_axis
 from layerscope.viz.screen import Columns, Screen, columns
 
@@ -85,7 +85,7 @@ def histogram_view(history: History, axis: AxisKind, screen: Screen) -> Histogra
         smallest=of_columns.extreme(extremes[0], np.fmin),
         largest=of_columns.extreme(extremes[1], np.fmax),
         shares=SHARES,
-        quantiles=derive.quantiles(bits, zeros, np.array(SHARES)).ravel(),
+        quantiles=buckets.quantiles(bits, zeros, np.array(SHARES)).ravel(),
     )
 
 
@@ -105,9 +105,9 @@ class _Moments:
         return result
 
 
-def binned(bits: derive.BitRows, edges: Floats, zeros: Floats) -> Floats:
+def binned(bits: buckets.BitRows, edges: Floats, zeros: Floats) -> Floats:
     """Counts below the first edge, in each bin, and above the last edge, (columns, bins + 2)."""
-    below = derive.cumulative(bits, edges)
+    below = buckets.cumulative(bits, edges)
     everything = np.bincount(bits.row, bits.counts, bits.rows)
     counts = np.empty((bits.rows, len(edges) + 1))
     counts[:, 0] = below[:, 0]
