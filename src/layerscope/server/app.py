@@ -20,7 +20,7 @@ from layerscope.errors import LayerscopeError, SelectError
 from layerscope.server.catalogue import Catalogue, Compactor
 from layerscope.server.customview import OwnView
 from layerscope.server.guard import Guard
-from layerscope.server.live import Live
+from layerscope.server.live import LiveChannel
 from layerscope.server.routes import routes, sites
 
 STATIC = Path(__file__).parent / "static"
@@ -48,7 +48,7 @@ def create_app(
         routes=[
             *routes(catalogue, own_view),
             Route("/api/{rest:path}", _nothing_here),
-            WebSocketRoute("/api/live", Live(catalogue).serve),
+            WebSocketRoute("/api/live", LiveChannel(catalogue).serve),
             _page(),
         ],
         middleware=[Middleware(Guard, host=host)],

@@ -13,7 +13,7 @@ from layerscope.server.catalogue import LOOK_EVERY_S, Catalogue, State
 from layerscope.server.messages import Change
 
 
-class Live:
+class LiveChannel:
     """Sends a `Change` for every run that has new rows, another status, appeared or vanished.
 
     It says that there is news, not what: the page asks for what it shows. Nothing is looked at while nobody listens.

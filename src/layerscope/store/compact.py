@@ -34,7 +34,7 @@ from layerscope.store.lock import FileLock, is_held
 from layerscope.store.order import in_order
 from layerscope.store.parts import Part, write_part
 from layerscope.store.segments import Segment
-from layerscope.store.sources import Catalogue, Sources, segment_names
+from layerscope.store.sources import RunFiles, Sources, segment_names
 from layerscope.store.wanted import Wanted
 
 PART_ROWS = 1 << 19
@@ -87,10 +87,10 @@ def compact(folder: str | os.PathLike[str], tell: Tell | None = None) -> Compact
 
 def _compact(folder: Path, tell: Tell | None) -> CompactReport:
     started = time.monotonic()
-    catalogue = Catalogue(folder)
-    live = catalogue.live()
+    files = RunFiles(folder)
+    live = files.live()
     _sweep(folder, live)
-    plans = {table: _planned(catalogue, live, table) for table in TABLES}
+    plans = {table: _planned(files, live, table) for table in TABLES}
     groups = [group for plan in plans.values() for group in plan.groups]
     if not groups:
         return CompactReport(done=True, elapsed_s=time.monotonic() - started)
@@ -137,10 +137,10 @@ def _sweep(folder: Path, live: Live) -> None:
             sync_folder(folder / SEGMENTS / table)  # a segment must not come back once live.json forgets it
 
 
-def _planned(catalogue: Catalogue, live: Live, table: str) -> _Plan:
+def _planned(files: RunFiles, live: Live, table: str) -> _Plan:
     """New segments, merged with the parts before them that are not much larger: few times each, see docs/format.md."""
-    sources = catalogue.sources(table)
-    closed = _closed(catalogue.folder, sources)
+    sources = files.sources(table)
+    closed = _closed(files.folder, sources)
     kept = [PartEntry(entry.file, entry.rows) for entry in live.of(table)]  # what they replaced is swept
     parts = list(sources.parts)
     total = sum(segment.rows for segment in closed)

@@ -32,7 +32,7 @@ from layerscope.store.format import (
     write_live,
 )
 from layerscope.store.lock import FileLock, is_held
-from layerscope.store.sources import Catalogue, segment_names
+from layerscope.store.sources import RunFiles, segment_names
 from layerscope.store.wanted import Wanted
 from layerscope.version import __version__
 
@@ -144,9 +144,9 @@ def _opened(folder: Path, rank: int) -> OpenRun:
     try:
         for name in (SESSIONS, *(f"{SEGMENTS}/{table}" for table in TABLES)):
             (folder / name).mkdir(parents=True, exist_ok=True)  # empty folders get lost in some copies
-        catalogue = Catalogue(folder)
-        series = known_series(catalogue, rank)
-        number = 1 + max(largest_series(catalogue), *series.values(), -1)
+        files = RunFiles(folder)
+        series = known_series(files, rank)
+        number = 1 + max(largest_series(files), *series.values(), -1)
         session = 1 + max([*_sessions_of(folder, rank), 0])
         run = OpenRun(folder, rank, session, series, number, time.time(), lock)
         lock.write(json.dumps({"pid": os.getpid(), "host": socket.gethostname(), "session": session}).encode())
@@ -169,9 +169,9 @@ def _busy(folder: Path, rank: int) -> BusyError:
     )
 
 
-def known_series(catalogue: Catalogue, rank: int) -> dict[Series, int]:
+def known_series(files: RunFiles, rank: int) -> dict[Series, int]:
     """Every series of a rank with its number; one whose kind this version does not know is left alone."""
-    rows = catalogue.sources("series").read(SCHEMA["series"].names, Wanted()).to_pylist()
+    rows = files.sources("series").read(SCHEMA["series"].names, Wanted()).to_pylist()
     known: dict[Series, int] = {}
     for row in rows:
         if row["rank"] != rank:
@@ -185,11 +185,11 @@ def known_series(catalogue: Catalogue, rank: int) -> dict[Series, int]:
     return known
 
 
-def largest_series(catalogue: Catalogue) -> int:
+def largest_series(files: RunFiles) -> int:
     """The largest series number that any row uses, also one whose series was lost; -1 if there is none."""
     largest = -1
     for table in ("series", *BY_SERIES):
-        sources = catalogue.sources(table)
+        sources = files.sources(table)
         numbers = [part.largest_series for part in sources.parts]
         numbers += [int(segment.series_numbers().max(initial=-1)) for segment in sources.segments]
         largest = max([largest, *numbers])

@@ -46,26 +46,26 @@ class Reader(SmallTables):
         """
         chosen = _chosen(columns)
         wanted = Wanted.of(series, steps)
-        table = self._resolved(self._catalogue.sources("moments"), [*KEYS, "alias", *chosen], wanted)
+        table = self._resolved(self._files.sources("moments"), [*KEYS, "alias", *chosen], wanted)
         table = self._ordered("moments", table, history=history)
         return self._known(table).select([*KEYS, *chosen])
 
     def moment_pieces(self, series: npt.ArrayLike) -> list[Piece]:
         """The pieces of the files that may hold moments of some series, to read column by column."""
-        return self._catalogue.sources("moments").pieces(Wanted.of(series, None))
+        return self._files.sources("moments").pieces(Wanted.of(series, None))
 
     def bits(self, series: npt.ArrayLike | None = None, steps: Steps = None, *, history: bool = False) -> pa.Table:
         """Encoded bit-counts by series, rank and step: rank, session, step, series, m, counts (see `encoded`)."""
         wanted = Wanted.of(series, steps)
-        later = self._catalogue.sources("bits")  # a writer writes it after moments: looked at first, none is missing
-        rows = self._catalogue.sources("moments").read([*KEYS, "alias"], wanted)
+        later = self._files.sources("bits")  # a writer writes it after moments: looked at first, none is missing
+        rows = self._files.sources("moments").read([*KEYS, "alias"], wanted)
         return _bits_of(self._known(self._ordered("moments", rows, history=history)), later, wanted)
 
     def summaries(self, series: npt.ArrayLike, steps: Steps = None) -> tuple[pa.Table, pa.Table]:
         """`moments` and `bits`, with less to read than one after the other; without `scale` and `merged`."""
         wanted, chosen = Wanted.of(series, steps), spec.MOMENTS
-        later = self._catalogue.sources("bits")
-        rows = self._resolved(self._catalogue.sources("moments"), [*KEYS, "alias", *chosen], wanted)
+        later = self._files.sources("bits")
+        rows = self._resolved(self._files.sources("moments"), [*KEYS, "alias", *chosen], wanted)
         rows = self._known(self._ordered("moments", rows, history=False))
         return rows.select([*KEYS, *chosen]), _bits_of(rows, later, wanted)
 
@@ -78,7 +78,7 @@ class Reader(SmallTables):
         history: bool = False,
     ) -> pa.Table:
         """Own statistics by series, rank, name and step: rank, session, step, series, name, value."""
-        table = self._catalogue.sources("extras").read(SCHEMA["extras"].names, Wanted.of(series, steps))
+        table = self._files.sources("extras").read(SCHEMA["extras"].names, Wanted.of(series, steps))
         if names is not None:
             table = table.filter(pc.is_in(table.column("name"), value_set=texts(names)))
         return self._known(self._ordered("extras", table, history=history), UNKNOWN_EXTRAS)
@@ -86,7 +86,7 @@ class Reader(SmallTables):
     @property
     def extra_names(self) -> list[str]:
         """The names of all own statistics, in alphabetical order."""
-        return sorted(self._catalogue.sources("extras").names)
+        return sorted(self._files.sources("extras").names)
 
     def values(self, series: npt.ArrayLike | None = None, steps: Steps = None, *, history: bool = False) -> pa.Table:
         """Kept values by series, step and rank: rank, session, step, series, samples, dtype, shape, content.
@@ -105,7 +105,7 @@ class Reader(SmallTables):
         return self._kept("sample_stats", Wanted.of(series, steps), history=history)
 
     def _kept(self, table: str, wanted: Wanted, *, history: bool) -> pa.Table:
-        rows = self._catalogue.sources(table).read(SCHEMA[table].names, wanted)
+        rows = self._files.sources(table).read(SCHEMA[table].names, wanted)
         return self._known(self._ordered(table, rows, history=history), UNKNOWN_VALUES)
 
     def _resolved(self, files: Sources, columns: list[str], wanted: Wanted) -> pa.Table:

@@ -19,7 +19,7 @@ from layerscope.store.format import GRAPH, SCHEMA, TABLES, Manifest, read_manife
 from layerscope.store.graph import read_graph
 from layerscope.store.order import SORT_KEYS, in_order, key_columns, without_earlier
 from layerscope.store.parts import Lately
-from layerscope.store.sources import Catalogue
+from layerscope.store.sources import RunFiles
 from layerscope.store.wanted import Flags, Wanted, packed
 
 UNKNOWN_SERIES = "rows of unknown series"
@@ -32,8 +32,8 @@ class SmallTables:
         self.folder = Path(folder)
         self.manifest: Manifest = read_manifest(self.folder)
         self.problems: dict[str, int] = {}
-        self._catalogue = Catalogue(self.folder, lately)
-        self._catalogue.live()
+        self._files = RunFiles(self.folder, lately)
+        self._files.live()
         self._series: tuple[int, pa.Table | None] = (-1, None)  # how many rows were there, and what was made of them
 
     def status(self) -> Status:
@@ -49,11 +49,11 @@ class SmallTables:
             graph = (self.folder / GRAPH).stat().st_mtime_ns
         except FileNotFoundError:
             graph = 0
-        return repr((self._catalogue.stamp(), graph))
+        return repr((self._files.stamp(), graph))
 
     def series(self) -> pa.Table:
         """Every series with its number, site, port, kind, mode, reading, dtype and shape; by rank and number."""
-        sources = self._catalogue.sources("series")
+        sources = self._files.sources("series")
         if sources.rows != self._series[0]:
             self._series = (sources.rows, _each_once(sources.read(SCHEMA["series"].names, Wanted())))
         return self._series[1]
@@ -95,11 +95,11 @@ class SmallTables:
     def last_step(self) -> int | None:
         """The last step of which anything was recorded, None if there is none; little is read for it."""
         without = ("series", "dependencies", "bits")  # bits have no step that moments lack
-        last = max(self._catalogue.sources(table).last_step for table in TABLES if table not in without)
+        last = max(self._files.sources(table).last_step for table in TABLES if table not in without)
         return last if last >= 0 else None
 
     def _whole(self, table: str) -> pa.Table:
-        return self._catalogue.sources(table).read(SCHEMA[table].names, Wanted())
+        return self._files.sources(table).read(SCHEMA[table].names, Wanted())
 
     def _ordered(self, kind: str, table: pa.Table, *, history: bool) -> pa.Table:
         table = in_order(kind, table)

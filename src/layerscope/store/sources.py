@@ -129,7 +129,7 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_threads.cache_clear)  # threads do not live on in a forked process
 
 
-class Catalogue:
+class RunFiles:
     """Opens the files of a run, and keeps what it has opened for the next look."""
 
     def __init__(self, folder: Path, lately: Lately | None = None) -> None:
