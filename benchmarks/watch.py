@@ -14,10 +14,11 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -84,16 +85,14 @@ def watched(training: Training, folder: str, **options: Any) -> Iterator[Watched
         yield Watched(lambda: run.step(loss=training.step()), partial(flush, run))
 
 
-def steps(repeat: int) -> list[Row]:
-    rows = []
+def steps(repeat: int) -> Iterator[Row]:
     for case in CASES:
         training = SUBJECTS[case.subject]()
         with tempfile.TemporaryDirectory() as folder:
             watching = partial(watched, training, folder, **case.options)
             few = case.steps or STEPS[case.subject]
             found = against_plain(training.step, watching, case.rounds * repeat, few)
-        rows.append(ratio_row(f"{case.subject}: {case.what}", found, case.limit))
-    return rows
+        yield ratio_row(f"{case.subject}: {case.what}", found, case.limit)
 
 
 PEAK = """
@@ -171,13 +170,15 @@ def main() -> None:
     parser.add_argument("--peers", metavar="PYTHON")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    rows = steps(options.repeat) + memory() + disk()
+    parts: list[Callable[[], Iterable[Row]]] = [partial(steps, options.repeat), memory, disk]
     if options.peers:
-        rows += peers(options.peers, max(1, options.repeat // 3))
-    for line in rows:
-        print(f"{line['what']:<90} {line['measured']:>45} {line['limit']:>9} {line['kept']}")
-    if options.json:
-        options.json.write_text(json.dumps(rows, indent=1))
+        parts.append(partial(peers, options.peers, max(1, options.repeat // 3)))
+    rows = []
+    for line in chain.from_iterable(part() for part in parts):
+        print(f"{line['what']:<90} {line['measured']:>45} {line['limit']:>9} {line['kept']}", flush=True)
+        rows.append(line)
+        if options.json:  # what is measured is kept, whatever becomes of the rest
+            options.json.write_text(json.dumps(rows, indent=1))
 
 
 if __name__ == "__main__":
