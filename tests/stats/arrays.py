@@ -19,6 +19,7 @@ SIZES = (0, 1, 2, 7, 8, 9, 64, 1000, 2047, 2048, 2049, 5000)  # around the kerne
 SUMS = slice(len(spec.COUNTS), spec.ADDED)
 POWERS = (1, 1, 2, 3, 4, 8)  # of the moments in SUMS
 SUM_TOLERANCE = 1e-12  # of the sum of the magnitudes
+NORMAL: Floats = np.random.default_rng(0).standard_normal(20_000) * 0.3 + 0.1
 
 _SPECIAL = {
     "float32": [3e38, -3e38, 1e-40, -1e-45, 1.1754944e-38],
