@@ -189,10 +189,11 @@ def check_numbers(reader: Reader) -> list[tuple[int, int, int, int]]:
 
 
 def start(module: str, *arguments: object, **options: str) -> subprocess.Popen[str]:
-    """A process that runs a module of these tests, its output readable line by line."""
+    """A process that runs a module of these tests, to be talked with line by line."""
     environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}", **options}
     command = [sys.executable, "-m", f"tests.store.{module}", *map(str, arguments)]
-    return subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True)
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, cwd=ROOT, env=environment, stdin=pipe, stdout=pipe, text=True)
 
 
 def close_quietly(sink: FolderSink) -> None:
