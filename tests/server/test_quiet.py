@@ -6,6 +6,8 @@ import queue
 import time
 from functools import partial
 
+import pytest
+
 from layerscope.server.quiet import QUIET_S, Quiet
 
 
@@ -23,6 +25,15 @@ def test_work_is_done_when_it_is_quiet_and_of_one_name_only_the_last() -> None:
     assert done_s >= asked_s + QUIET_S
     quiet.later("another", partial(tell, "fourth"))
     assert done.get(timeout=30)[0] == "fourth"
+    quiet.close()
+
+
+def test_work_that_fails_is_told_of_and_the_next_is_done(caplog: pytest.LogCaptureFixture) -> None:
+    quiet, done = Quiet(), queue.Queue[str]()
+    quiet.later("broken", lambda: 1 / 0)
+    quiet.later("whole", lambda: done.put("done"))
+    assert done.get(timeout=30) == "done"
+    assert "division by zero" in caplog.text
     quiet.close()
 
 

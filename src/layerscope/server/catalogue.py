@@ -53,17 +53,20 @@ class Opened:
         key, revision = (series, rank), self.run.revision
         kept = self.histories.pop(key, None)
         if kept is None or kept[0] != revision:
-            self._must_hold(series, rank)
+            self.place(series, rank)
             kept = (revision, self.run.history(series, rank))
         self.histories[key] = kept  # as the newest
         while len(self.histories) > 1 and sum(each.nbytes for _, each in self.histories.values()) > KEPT_BYTES:
             del self.histories[next(iter(self.histories))]
         return kept[1]
 
-    def _must_hold(self, series: int, rank: int) -> None:
-        known = self.run.series().arrow()
-        if not np.any((values(known["series"]) == series) & (values(known["rank"]) == rank)):
+    def place(self, series: int, rank: int) -> int:
+        """The row of a series in the table of all."""
+        known = self.run.reader.series()
+        found = np.flatnonzero((values(known["series"]) == series) & (values(known["rank"]) == rank))
+        if not len(found):
             raise SelectError(f"The run has no series {series} of rank {rank}. It has {len(known)} series.")
+        return int(found[0])
 
 
 @dataclass(frozen=True, slots=True)

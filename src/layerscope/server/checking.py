@@ -10,7 +10,7 @@ from typing import Any
 from layerscope.diagnose.check import check
 from layerscope.diagnose.finding import Diagnosis, Evidence, Finding, NotChecked, Severity
 from layerscope.errors import StoreError
-from layerscope.server.compacting import run_aside
+from layerscope.server.aside import run_aside
 from layerscope.store.format import PARTS, SEGMENTS
 
 LARGE = 8 * 2**20  # bytes of moments: below it, starting a process takes longer than the check

@@ -1,28 +1,15 @@
-"""Work beside the server, as compaction, in a process of its own."""
+"""Compaction in a process of its own."""
 
 from __future__ import annotations
 
-import os
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
 from layerscope.errors import StoreError
+from layerscope.server.aside import run_aside
 
-GIVES_WAY = 10  # priority of a process, of 19 at most
 INTERRUPTED = (130, -signal.SIGINT, -signal.SIGTERM)
-
-
-def run_aside(command: list[str]) -> subprocess.CompletedProcess[str]:
-    """What a command said that gave way to the server and a browser: both have much to do when a page is opened."""
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="backslashreplace"
-    ) as process:
-        if hasattr(os, "setpriority"):
-            os.setpriority(os.PRIO_PROCESS, process.pid, GIVES_WAY)
-        out, err = process.communicate()
-    return subprocess.CompletedProcess(command, process.returncode, out, err)
 
 
 def compact_in_another_process(run: Path) -> None:

@@ -7,7 +7,6 @@ import threading
 from collections.abc import Callable
 from dataclasses import replace
 
-import numpy as np
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
@@ -20,7 +19,6 @@ from layerscope.records import Kind, Mode
 from layerscope.server.asked import chosen, integer, screen_of
 from layerscope.server.catalogue import Opened
 from layerscope.server.quiet import Quiet
-from layerscope.store.columns import values
 from layerscope.viz.heatmap import HeatMapView, heat_map_view
 
 Answer = Callable[[Opened, str, Request], object]
@@ -103,8 +101,7 @@ def question_of(request: Request, run: Run) -> Question:
     )
 
 
-def question_about(run: Run, series: int, rank: int) -> Question:
+def question_about(opened: Opened, series: int, rank: int) -> Question:
     """The question that a heat map of the tensors like that of a series asks."""
-    known = run.reader.series()
-    (at,) = np.flatnonzero((values(known["series"]) == series) & (values(known["rank"]) == rank))
+    known, at = opened.run.reader.series(), opened.place(series, rank)
     return Question(known["kind"][at].as_py(), "", known["mode"][at].as_py(), rank)

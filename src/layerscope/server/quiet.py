@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable
 
+log = logging.getLogger(__name__)
 QUIET_S = 0.6
 
 
@@ -37,7 +39,10 @@ class Quiet:
 
     def _run(self) -> None:
         while (work := self._next()) is not None:
-            work()
+            try:
+                work()
+            except Exception:  # a border: nobody waits for it, and the next work has nothing to do with it
+                log.exception("Work that was to be done ahead failed. What it was for will take longer.")
 
     def _next(self) -> Callable[[], object] | None:
         """The first work that waits, when it is quiet; None when there will be none."""

@@ -56,7 +56,7 @@ def routes(catalogue: Catalogue, own_view: OwnView | None = None) -> list[Route]
 
     def histogram_of(opened: Opened, name: str, request: Request) -> HistogramView:
         view = histogram(opened, name, request)
-        matrices.lay_out_ahead(opened, heatmap.question_about(opened.run, *series_of(request)))
+        matrices.lay_out_ahead(opened, heatmap.question_about(opened, *series_of(request)))
         return view
 
     matrices = heatmap.Matrices(catalogue.quiet)
