@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from layerscope.records import Kind
+from layerscope.records import Event, Kind
 from tests.capture.reference import statistics
 from tests.capture.sinks import ListSink
 from tests.capture.test_reading_points import watching
@@ -103,3 +103,23 @@ def check(sink: ListSink, seen: Seen) -> None:
         rows = {(k[0].removeprefix("_orig_mod."), k[2]): row for k, row in recorded(sink, step).items()}
         for (_, site, kind), tensor in ((k, t) for k, t in seen.items() if k[0] == step):
             assert wrong(rows[site, kind], statistics([tensor])) == []
+
+
+def test_a_step_that_a_grad_scaler_skipped_is_noticed_and_compiles_nothing_anew() -> None:
+    model, counted = network(), Counted("aot_eager")
+    compiled: Any = torch.compile(model, backend=counted, fullgraph=True)
+    optimizer, scaler = torch.optim.SGD(model.parameters(), lr=0.1), torch.amp.GradScaler("cpu")
+    sink, run = watching(compiled, every=1)
+    with run:
+        for step in range(6):
+            loss = compiled(torch.randn(4, 6)).square().mean() * (float("inf") if step in (2, 3) else 1.0)
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+            run.step()
+    assert [event.step for event in sink.records if isinstance(event, Event) and event.level == "skipped"] == [2, 3]
+    gradients = [row for key, row in recorded(sink, 3).items() if key[2] is Kind.WEIGHT_GRAD]
+    assert len(gradients) == 4
+    assert all(row["nan"] + row["pos_inf"] + row["neg_inf"] > 0 for row in gradients)
+    assert counted.graphs == 1

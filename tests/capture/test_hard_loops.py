@@ -211,6 +211,40 @@ def test_a_step_that_the_grad_scaler_skipped_is_recorded_as_skipped() -> None:
     assert all(row["abs_max"] > 0 for step in (0, 2) for row in rows[step] if row["count"] > 3)
 
 
+@pytest.mark.parametrize("ways", [{"foreach": False}, {"foreach": True}, {"fused": True}], ids=str)
+def test_once_a_step_was_skipped_the_gradients_of_the_next_that_are_tell_which_was_not_finite(
+    ways: dict[str, Any],
+) -> None:
+    """The last layer has a distance of 0 in its loss, whose derivative is NaN; all are reset before the step ends."""
+    means: list[float] = []
+
+    def loop(model: nn.Module, optimizer: Optimizer) -> Iterator[object]:
+        scaler, last = torch.amp.GradScaler("cpu", init_scale=SCALE), model.get_parameter("layers.3.weight")
+        means.clear()
+        for step in range(4):
+            loss = model(vectors()).square().mean()
+            bias = torch.autograd.grad(loss, model.get_parameter("layers.0.bias"), retain_graph=True)
+            means.append(float(bias[0].mean()))
+            if step in (1, 2):
+                loss = loss + (last - last.detach()).square().sum().sqrt()
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+            yield loss
+
+    def rows(kind: Kind, step: int) -> dict[str, dict[str, float]]:
+        return {site: row for (site, _, of, _), row in recorded(sink, step).items() if of is kind}
+
+    sink = same_bits(lambda: Mlp().double(), loop, lambda model: [torch.optim.Adam(model.parameters(), **ways)])
+    gradients = {step: rows(Kind.WEIGHT_GRAD, step) for step in (0, 2, 3)}
+    broken = {step: [site for site, row in found.items() if row["nan"]] for step, found in gradients.items()}
+    assert broken == {0: [], 2: ["layers.3.weight"], 3: []}
+    for step, found in gradients.items():
+        assert found["layers.0.bias"]["mean"] == pytest.approx(means[step], rel=1e-9)
+    assert rows(Kind.WEIGHT, 2) == rows(Kind.WEIGHT, 1)
+
+
 def test_gradients_accumulated_over_steps_are_recorded_as_they_stand() -> None:
     """The user may end a step after each micro-batch: without an update, `.grad` is read when the step ends."""
 

@@ -24,7 +24,7 @@ FAULTS = {  # example → rule, site, step of its first finding, and what else m
     "large_update": ("update_too_large", "0.weight", None, set()),
     "nan_backward": ("not_finite", "1", 25, {"loss_not_finite"}),
     "nan_forward": ("not_finite", "3", 25, {"loss_not_finite"}),
-    "skipped_amp": ("skipped_updates", "", 20, set()),
+    "skipped_amp": ("skipped_updates", "0.weight", 20, set()),
     "small_update": ("update_too_small", "0.weight", 0, set()),
     "stuck": ("stuck_weights", "2.weight", 0, set()),
     "vanishing": ("vanishing_gradients", "0.bias", 0, {"update_too_small"}),

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from layerscope.diagnose.finding import Evidence, Finding, Severity, figure
+from layerscope.diagnose.not_finite import broken_gradients
 from layerscope.diagnose.recording import BEGINNING, FEWEST_STEPS, Recording
 from layerscope.records import Floats, Ints
 
@@ -82,19 +83,27 @@ def skipped_updates(recording: Recording) -> Iterator[Finding]:
     for first, end in edges.reshape(-1, 2).tolist():
         since, until = int(steps[first]), int(steps[end - 1])
         if end - first >= FEWEST_SKIPPED and until - since + 1 >= IN_A_ROW:
-            goes_on = "up to the last one" if until == recording.recorded[-1] else f"up to step {until}"
-            yield Finding(
-                rule="skipped_updates",
-                severity=Severity.ERROR,
-                site="",
-                kind="event",
-                step=since,
-                title="Updates are skipped, step after step",
-                why=f"In {end - first} recorded steps in a row, {goes_on}, no update was made: "
-                f"“{recording.skipped[since]}”",
-                advice="With GradScaler, gradients are not finite at any scale: look for a derivative that does not "
-                "exist (a root of 0) or a float16 overflow; bfloat16 needs no scaler. Without one, call "
-                "optimizer.step().",
-                evidence=(Evidence("", "event", since, "skipped steps", float(end - first)),),
-            )
+            yield _skipped(recording, since, until, end - first)
             return
+
+
+def _skipped(recording: Recording, since: int, until: int, times: int) -> Finding:
+    goes_on = "up to the last one" if until == recording.recorded[-1] else f"up to step {until}"
+    broken = broken_gradients(recording, since, until)
+    origin = broken[0] if broken else None
+    where = f": {origin.what} in the {origin.kind.value} of {recording.called(origin.site)}" if origin else ""
+    return Finding(
+        rule="skipped_updates",
+        severity=Severity.ERROR,
+        site=origin.site if origin else "",
+        kind=origin.kind.value if origin else "event",
+        step=since,
+        title=f"Updates are skipped, step after step{where}",
+        why=f"In {times} recorded steps in a row, {goes_on}, no update was made: “{recording.skipped[since]}”",
+        advice="With GradScaler, gradients are not finite at any scale: look for a derivative that does not exist (a "
+        "root of 0) or a float16 overflow; bfloat16 needs no scaler. Without one, call optimizer.step().",
+        evidence=(
+            Evidence("", "event", since, "skipped steps", float(times)),
+            *(each.evidence for each in broken),
+        ),
+    )

@@ -58,6 +58,11 @@ class Broken(NamedTuple):
         """The worst that is in it."""
         return "NaN" if self.nan else "Inf" if self.pos_inf else "-Inf"
 
+    @property
+    def evidence(self) -> Evidence:
+        """How many elements are not finite."""
+        return Evidence(self.site, self.kind.value, self.step, "not finite", self.nan + self.pos_inf + self.neg_inf)
+
 
 def not_finite(recording: Recording) -> Iterator[Finding]:
     """The first tensor that was not finite, and which others followed."""
@@ -84,10 +89,7 @@ def not_finite(recording: Recording) -> Iterator[Finding]:
         f"{_passed_back(recording, broken)}",
         why=" ".join(why),
         advice=_advice(recording, origin),
-        evidence=tuple(
-            Evidence(each.site, each.kind.value, step, "not finite", each.nan + each.pos_inf + each.neg_inf)
-            for each in broken
-        ),
+        evidence=tuple(each.evidence for each in broken),
     )
 
 
@@ -124,8 +126,7 @@ def _may_be_the_data(recording: Recording, origin: Broken) -> bool:
 
 def _first_broken(recording: Recording) -> list[Broken]:
     """All broken tensors of the first step that has any, in the order of execution."""
-    table = recording.finiteness
-    bad = values(table["count"]) != values(table["finite"])
+    bad = _bad(recording)
     if not bad.any():
         return []
     rows = _suspects(recording, bad)
@@ -140,15 +141,34 @@ def _first_broken(recording: Recording) -> list[Broken]:
     return sorted(_broken(recording, row) for row in rows.filter(flags((steps == first) & ~masked)).to_pylist())
 
 
+def broken_gradients(recording: Recording, since: int, until: int) -> list[Broken]:
+    """The gradients that were not finite in the first of some steps that has any, in the order of execution."""
+    steps = values(recording.finiteness["step"])
+    rows = _read(recording, _bad(recording) & (steps >= since) & (steps <= until))
+    rows = rows.filter(flags(_are(GRADIENTS, recording, _series(rows))))
+    first = values(rows["step"]) == values(rows["step"]).min(initial=until)
+    return sorted(_broken(recording, row) for row in rows.filter(flags(first)).to_pylist())
+
+
+def _bad(recording: Recording) -> Flags:
+    table = recording.finiteness
+    return np.asarray(values(table["count"]) != values(table["finite"]))
+
+
 def _suspects(recording: Recording, bad: Flags) -> pa.Table:
     """What is not finite in the bad rows; without gradients of steps that AMP skipped."""
-    table = recording.finiteness
-    numbers, steps = np.unique(values(table["series"])[bad]), np.unique(values(table["step"])[bad])
-    rows = recording.reader.moments(numbers, steps, COLUMNS)
-    rows = rows.filter(flags(np.any([values(rows[name]) > 0 for name in COLUMNS[1:]], axis=0)))
+    rows = _read(recording, bad)
     series = _series(rows)
     skipped = np.isin(values(rows["step"]), list(recording.skipped)) & _are(GRADIENTS, recording, series)
     return rows.filter(flags(_are(tuple(Kind), recording, series) & ~skipped))
+
+
+def _read(recording: Recording, bad: Flags) -> pa.Table:
+    """What is not finite in the bad rows."""
+    table = recording.finiteness
+    numbers, steps = np.unique(values(table["series"])[bad]), np.unique(values(table["step"])[bad])
+    rows = recording.reader.moments(numbers, steps, COLUMNS)
+    return rows.filter(flags(np.any([values(rows[name]) > 0 for name in COLUMNS[1:]], axis=0)))
 
 
 def _series(rows: pa.Table) -> Ints:

@@ -60,6 +60,7 @@ class TorchListener:
         self._forwards = Forwards(self._intake, self._gradients, self._guard, Structure(self._put_graph, warn))
         self._parameters = Parameters(self._intake, self._guard, selection.optimizers)
         self._told_unseen = False
+        self._holds = False  # gradients to the end of a step, since AMP was seen to skip one
         self._compiled = self._compiled_modules()
 
     def attach(self) -> None:
@@ -75,6 +76,8 @@ class TorchListener:
             else:
                 self._compiled.recorded = True
             self._keep(self._parameters.hooks(targets))
+            if self._holds:
+                self._keep(self._parameters.holding_hooks())
             self._hooks.enter_context(audience.listening(self._named))
         except BaseException:
             self.detach()
@@ -140,7 +143,8 @@ class TorchListener:
     def _finish(self, step: int, now: NamedStep) -> None:
         self._parameters.finish()
         scale = self._scale()
-        scales = {Reading.BACKWARD: scale, Reading.STEP: self._parameters.scaling.left_on_gradients()}
+        left = scale if self._parameters.still_scaled else self._parameters.scaling.left_on_gradients()
+        scales = {Reading.BACKWARD: scale, Reading.STEP: left}
         if scale is None:
             self._report(
                 "warning", "Gradients of outputs and inputs are left out: AMP's scale in this step is not known."
@@ -156,13 +160,16 @@ class TorchListener:
     def _scale(self) -> float | None:
         """What the gradients of this step were multiplied by; None if that cannot be told."""
         parameters, scaling = self._parameters, self._parameters.scaling
-        if not self._gradients.arrived:
+        if not self._gradients.arrived and not scaling.fell():  # none arrive from inside compiled modules
             return 1.0
         if parameters.stepped:
             return scaling.scale
         scale = scaling.of_skipped_step()
         if scaling.fell():
             self._report("skipped", "The update was skipped: GradScaler found Inf or NaN in the gradients.")
+            if not self._holds:
+                self._holds = True
+                self._keep(self._parameters.holding_hooks())
         elif parameters.trained:
             self._report("skipped", "No optimizer stepped, though a backward ran: no update was made in this step.")
         return scale

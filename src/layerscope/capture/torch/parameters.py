@@ -40,9 +40,11 @@ class Parameters:
         self._memory: dict[Tensor, Tensor] = {}  # for copies of the weights
         self._before: dict[Tensor, Tensor] = {}
         self._stepping: Counter[Optimizer] = Counter()  # steps in progress
+        self._held: dict[Tensor, Tensor | None] = {}  # gradients, for a step that AMP skips: it resets them unread
         self.graded: set[Tensor] = set()  # whose gradients were read in this step
         self.scaling = Scaling()
         self.stepped = False  # in this step
+        self.still_scaled = False  # the gradients of this step, which a fused optimizer was told to skip
         self.trained = bool(optimizers)  # by an optimizer that was given or has been seen
 
     def hooks(self, targets: Targets) -> list[RemovableHandle]:
@@ -62,10 +64,22 @@ class Parameters:
         handles = [optimizer.register_step_pre_hook(self._before_step) for optimizer in self._optimizers]
         return handles + [optimizer.register_step_post_hook(self._after_step) for optimizer in self._optimizers]
 
+    def holding_hooks(self) -> list[RemovableHandle]:
+        """Hooks that hold on to gradients until the step ends, put in place."""
+        if Kind.WEIGHT_GRAD not in self._targets.kinds:
+            return []
+        return [
+            parameter.register_post_accumulate_grad_hook(self._hold)
+            for parameter in self._targets.parameters
+            if parameter.requires_grad and not isinstance(parameter, UninitializedParameter)
+        ]
+
     def start_over(self, targets: Targets) -> None:
         """Forget the step."""
         self._targets = targets
         self._before.clear()
+        self._held.clear()
+        self.still_scaled = False
         self._stepping.clear()
         self.graded.clear()
         self.stepped = False
@@ -82,15 +96,19 @@ class Parameters:
         for parameter, name in self._targets.parameters.items() if kinds & AT_THE_END else ():
             if isinstance(parameter, UninitializedParameter):  # a lazy module's, before its first forward
                 continue
-            if Kind.WEIGHT_GRAD in kinds and parameter not in self.graded and parameter.grad is not None:
+            gradient = self._held.get(parameter) if parameter.grad is None else parameter.grad
+            if Kind.WEIGHT_GRAD in kinds and parameter not in self.graded and gradient is not None:
                 self.graded.add(parameter)
-                those.append((parameter.grad, _place(name, Kind.WEIGHT_GRAD, Reading.STEP)))
+                those.append((gradient, _place(name, Kind.WEIGHT_GRAD, Reading.STEP)))
             if Kind.WEIGHT in kinds:
                 those.append((parameter, _place(name, Kind.WEIGHT, Reading.STEP)))
         for buffer, name in self._targets.buffers.items() if Kind.BUFFER in kinds else ():
             if not isinstance(buffer, UninitializedBuffer):
                 those.append((buffer, _place(name, Kind.BUFFER, Reading.STEP)))
         self._intake.add_all(those)
+
+    def _hold(self, parameter: Tensor) -> None:
+        self._held[parameter] = parameter.grad
 
     def _before_step(self, optimizer: Optimizer, args: object, kwargs: object) -> None:
         self._stepping[optimizer] += 1
@@ -122,7 +140,9 @@ class Parameters:
         found_inf = getattr(optimizer, "found_inf", None)  # set while a scaler has a fused optimizer step
         self.scaling.notice_step()
         if not mine or (found_inf is not None and bool(found_inf)):
+            self._held.update((parameter, parameter.grad) for parameter in mine)
             self._before.clear()
+            self.still_scaled |= bool(mine)
             return
         self.stepped = self.trained = True
         if self._targets.kinds & APPLIED_KINDS:
@@ -132,6 +152,8 @@ class Parameters:
                 if row is not None and ratio is not None:
                     self._intake.collector.add_extra(row, UPDATE_RATIO, ratio)
         self._before.clear()
+        for parameter in mine:
+            self._held.pop(parameter, None)
 
     def _applied(self, parameter: Tensor, optimizer: Optimizer) -> Iterator[tuple[Tensor, Place, float | None]]:
         """A parameter's gradient, its update with what that is against the weights, and its state."""
