@@ -15,6 +15,7 @@ from layerscope.server.answers import Answers
 from layerscope.server.report import report
 from layerscope.server.serve import has_screen
 
+VIEWS = ("charts", "graph", "heatmap", "findings", "traces", "compare", "tensors")  # of the page
 IN_WIDGET = 1_500_000  # bytes that a widget holds by itself; the rest it asks for
 HEIGHT = 720
 #: Shows the page in a frame, and hands its questions to Python. Every view of a widget has its own token.

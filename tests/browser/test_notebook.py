@@ -15,7 +15,9 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import expect
 
+import layerscope
 from tests.browser.conftest import Visit
+from tests.browser.project import write_layers
 from tests.browser.tracing import save_trace
 from tests.server.runs import write_run
 
@@ -32,15 +34,15 @@ def _():
     from layerscope import shown
 
     shown.IN_WIDGET = 20_000  # bytes: so that nearly everything must be asked for
-    ls.open({run!r}).show()
+    ls.open({run!r}).show({shown})
     return
 """
 
 
 @contextmanager
-def notebook(folder: Path, run: str) -> Iterator[str]:
+def notebook(folder: Path, run: str, shown: str = "") -> Iterator[str]:
     """Address of a notebook whose one cell shows a run of the folder."""
-    (folder / "notebook.py").write_text(NOTEBOOK.format(run=run))
+    (folder / "notebook.py").write_text(NOTEBOOK.format(run=run, shown=shown))
     with socket.socket() as free:  # two notebooks that begin together would choose the same port themselves
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -86,3 +88,26 @@ def test_a_widget_in_a_notebook_shows_the_histories_of_a_run(visit: Visit, tmp_p
         expect(frame.get_by_test_id("histogram")).to_be_visible(timeout=60_000)
         frame.get_by_role("tab", name="Heat map").click()
         expect(frame.get_by_test_id("heatmap")).to_be_visible()
+
+
+@pytest.mark.feature("T5")
+@pytest.mark.feature("T6")
+def test_a_notebook_begins_at_a_heat_map_and_a_double_click_leads_to_the_histogram_of_a_site_and_step(
+    visit: Visit, tmp_path: Path
+) -> None:
+    write_layers(tmp_path / "run", nan_at=20)
+    layerscope.open(tmp_path / "run").add_curves({"step": [0, 10, 29], "from_elsewhere": [3.0, 2.0, 1.0]})
+    with notebook(tmp_path, "run", '"heatmap", kind="output", stat="std", step=12') as address:
+        visit.page.goto(address)
+        frame = visit.page.frame_locator("iframe[title=layerscope]")
+        heat = frame.get_by_test_id("heatmap")
+        expect(heat).to_have_attribute("data-columns", "30", timeout=60_000)
+        expect(frame.get_by_test_id("crosshair-step")).to_have_text("step 12")
+        frame.get_by_role("button", name="from_elsewhere").click()
+        plot, label = heat.bounding_box(), heat.get_by_title("h.1.attn", exact=True).bounding_box()
+        assert plot is not None
+        assert label is not None
+        heat.dblclick(position={"x": plot["width"] / 2, "y": label["y"] - plot["y"] + label["height"] / 2})
+        expect(frame.get_by_test_id("histogram")).to_be_visible()
+        expect(frame.get_by_role("heading", name="h.1.attn")).to_be_visible()
+        expect(frame.get_by_test_id("crosshair-step")).not_to_have_text("step 12")

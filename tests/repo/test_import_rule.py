@@ -27,7 +27,7 @@ MAY_IMPORT = {
     "shown": {*BASE, "server"},
     "traced": {*BASE, "query", "store", "viz", "server", "shown"},
     "compared": {*BASE, "query", "traced"},
-    "recorded": {"diagnose", "query", "store", "traced", "shown"},
+    "recorded": {*BASE, "diagnose", "query", "store", "traced", "shown", "select"},
     "summarised": {*BASE, "query", "viz"},
     "passes": {*BASE, "capture", "query", "traced"},
     "api": {*BASE, "capture", "store", "query", "server", "select", "passes", "recorded", "summarised", "traced"},

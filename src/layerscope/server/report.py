@@ -102,7 +102,8 @@ def _gathered(content: _Content, folder: Path, start: str, most_bytes: int, *, h
     ]
     shown = {(series["series"], series["rank"]) for series in kept}
     listed = [series for series in everything["series"] if (series["series"], series["rank"]) in shown]
-    sites = {**everything, "series": listed, "stats": stats}
+    # Who is hosted can ask for the rest, and must know of it.
+    sites = everything if hosted else {**everything, "series": listed, "stats": stats}
     content.answers[key_of(f"{address}/sites", {})] = wire.encode(sites)
     told = [f"{len(kept)} of {len(everything['series'])} histories"] if everything["series"] else []
     told += [_add_trace(content, address, trace, most_bytes) for trace in reversed(traces)]
