@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Page, expect
 
+import layerscope
 from layerscope.server.serve import PageServer
 from tests.browser.conftest import Visit
 from tests.browser.project import write_layers
@@ -143,3 +144,16 @@ def test_the_numbers_and_the_picture_can_be_kept(visit: Visit, address: str) -> 
         view.get_by_role("button", name="PNG").click()
     assert picture.value.path().read_bytes().startswith(b"\x89PNG")
     assert picture.value.suggested_filename == "broken_output_rms.png"
+
+
+def test_a_kpi_without_a_value_at_the_cross_hair_shows_its_last_one_and_of_which_step_that_is(
+    visit: Visit, tmp_path: Path
+) -> None:
+    page = visit.page
+    write_layers(tmp_path / "run")
+    layerscope.open(tmp_path / "run").add_curves({"step": [0, 10, 20], "sparse": [3.0, 2.0, 1.0]})
+    with PageServer(tmp_path, port=0) as server:
+        for step, told in (("12", "sparse 2 @10"), ("19", "sparse 2 @10"), ("20", "sparse 1"), (None, "sparse 1 @20")):
+            page.goto("about:blank")
+            page.goto(f"{server.address}#run=run&view=heatmap{'' if step is None else f'&step={step}'}")
+            expect(page.get_by_role("button", name="sparse")).to_have_text(re.compile(told.replace(" ", r"\s*") + "$"))

@@ -140,6 +140,11 @@ export class Scope {
   /** The step of the cross-hair: under the pointer, else pinned. */
   readonly step = $derived(this.hover ?? this.selection.step);
 
+  /** The step that numbers are of: that of the cross-hair, else the last one in sight. */
+  readonly now = $derived(
+    this.step ?? Math.min(this.entry?.last_step ?? this.span.max, Math.floor(this.span.max)),
+  );
+
   /** Change the selection, and the address with it. */
   select(changes: Partial<Selection>): void {
     const moved = PLACES.some((name) => name in changes && changes[name] !== this.selection[name]);

@@ -1,5 +1,5 @@
 import { expect, test } from "vitest";
-import { logTicks, nearest, placeOf, stepTicks } from "./scale";
+import { lastUntil, logTicks, nearest, placeOf, stepTicks } from "./scale";
 
 test("a value stands between its edges, and at the end when it lies outside", () => {
   const edges = Float64Array.of(-10, 0, 1, 100);
@@ -12,6 +12,11 @@ test("the nearest column is found, also outside the steps", () => {
   const steps = Float64Array.of(0, 10, 20);
   expect([-5, 4, 6, 16, 99].map((step) => nearest(steps, step))).toEqual([0, 0, 1, 2, 2]);
   expect(nearest(new Float64Array(), 3)).toBe(-1);
+});
+
+test("what was last until a step is found, and nothing before the first", () => {
+  const steps = Float64Array.of(0, 10, 20);
+  expect([-1, 0, 9, 10, 99].map((step) => lastUntil(steps, step))).toEqual([-1, 0, 0, 1, 2]);
 });
 
 test("steps are labelled by round whole numbers", () => {

@@ -44,9 +44,20 @@ export function nearest(steps: Float64Array, step: number): number {
   return Math.abs((steps[high] ?? 0) - step) < Math.abs((steps[low] ?? 0) - step) ? high : low;
 }
 
-/** Round steps to label, about one per 90 pixels. */
+/** Index of the last column that begins at or before a step, −1 where there is none. Steps ascend. */
+export function lastUntil(firstSteps: Float64Array, step: number): number {
+  let [low, high] = [0, firstSteps.length];
+  while (low < high) {
+    const middle = (low + high) >> 1;
+    if ((firstSteps[middle] ?? 0) <= step) low = middle + 1;
+    else high = middle;
+  }
+  return low - 1;
+}
+
+/** Round steps to label, about one per 70 pixels. */
 export function stepTicks(span: Span, width: number): number[] {
-  const rough = Math.max((span.max - span.min) / Math.max(width / 90, 1), 1);
+  const rough = Math.max((span.max - span.min) / Math.max(width / 70, 1), 1);
   const magnitude = 10 ** Math.floor(Math.log10(rough));
   const spacing = magnitude * ([1, 2, 5, 10].find((factor) => factor * magnitude >= rough * 0.999) ?? 10);
   const ticks: number[] = [];
