@@ -1,5 +1,5 @@
 import { expect, test } from "vitest";
-import { closedBelow, heatRows, labelled, rowKey } from "./rows";
+import { closedBelow, heatRows, labelled, namesOf, rowKey } from "./rows";
 import type { HeatMapView } from "./wire.gen";
 
 const VIEW = {
@@ -36,9 +36,21 @@ test("a search lists the tensors it finds, also those in closed groups", () => {
 
 test("labels that would overlap give way to those of groups", () => {
   const rows = heatRows(VIEW, new Set(), "", "output");
-  expect([...labelled(rows, 12, 12)]).toEqual([0, 1, 2, 3]);
-  expect([...labelled(rows, 4, 12)].sort()).toEqual([0, 3]);
+  expect([...labelled(rows, 12, 12, -1)]).toEqual([0, 1, 2, 3]);
+  expect([...labelled(rows, 4, 12, -1)].sort()).toEqual([0, 3]);
+  expect([...labelled(rows, 4, 12, 2)]).toEqual([2]);
   const [group, ...others] = rows;
   const before = [rows[3], group, ...others.slice(0, 2)].flatMap((row) => row ?? []);
-  expect([...labelled(before, 4, 12)]).toEqual([1]);
+  expect([...labelled(before, 4, 12, -1)]).toEqual([1]);
+});
+
+test("a row whose group has no label is named with it, and stands where that would", () => {
+  const rows = heatRows(VIEW, new Set(), "", "output");
+  const inner = rows.findIndex((row) => row.depth > 0);
+  const label = (index: number) => VIEW.labels[rows[index]?.at ?? 0] ?? "";
+  expect(namesOf(VIEW, rows, new Set([0, inner])).get(inner)).toEqual({ text: label(inner), depth: 1 });
+  expect(namesOf(VIEW, rows, new Set([inner])).get(inner)).toEqual({
+    text: `${label(0)}.${label(inner)}`,
+    depth: 0,
+  });
 });

@@ -51,14 +51,48 @@ export function closedBelow(view: HeatMapView, depth: number): string[] {
   return keys;
 }
 
-/** Which rows are labelled where there is less than a line for each: outer ones first, groups before others, as many as fit. */
-export function labelled(rows: readonly HeatRow[], rowHeight: number, line: number): ReadonlySet<number> {
+/** What a row is called, and how deep that stands. */
+export interface RowName {
+  readonly text: string;
+  readonly depth: number;
+}
+
+/** The names of the rows with a label; the names of those around it that have none are part of it. */
+export function namesOf(
+  view: HeatMapView,
+  rows: readonly HeatRow[],
+  shown: ReadonlySet<number>,
+): ReadonlyMap<number, RowName> {
+  const names = new Map<number, RowName>();
+  const around: number[] = [];
+  rows.forEach((row, index) => {
+    while (around.length > 0 && (rows[around.at(-1) ?? 0]?.depth ?? 0) >= row.depth) around.pop();
+    if (shown.has(index)) {
+      const unnamed = around.slice(
+        1 + Math.max(-1, ...around.map((outer, at) => (shown.has(outer) ? at : -1))),
+      );
+      const text = [...unnamed, index].map((each) => view.labels[rows[each]?.at ?? 0] ?? "").join(".");
+      names.set(index, { text, depth: rows[unnamed[0] ?? index]?.depth ?? 0 });
+    }
+    if (row.group) around.push(index);
+  });
+  return names;
+}
+
+/** Which rows are labelled where there is less than a line for each: one, then outer ones, groups before others. */
+export function labelled(
+  rows: readonly HeatRow[],
+  rowHeight: number,
+  line: number,
+  before: number,
+): ReadonlySet<number> {
   const all = rows.map((_, index) => index);
   if (rowHeight >= line) return new Set(all);
   const apart = Math.ceil(line / rowHeight);
   const taken = new Uint8Array(rows.length);
   const chosen = new Set<number>();
-  const rank = (index: number) => 2 * (rows[index]?.depth ?? 0) + (rows[index]?.group ? 0 : 1);
+  const rank = (index: number) =>
+    index === before ? -1 : 2 * (rows[index]?.depth ?? 0) + (rows[index]?.group ? 0 : 1);
   for (const index of all.sort((a, b) => rank(a) - rank(b) || a - b)) {
     if (taken[index] === 1) continue;
     chosen.add(index);
