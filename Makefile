@@ -42,7 +42,7 @@ full: $(VENV)/.dev web/node_modules/.installed chromium
 bench: $(VENV)/.dev
 	$(BIN)/python -m benchmarks.all
 
-# Every view of six networks in both themes and two sizes, into build/screenshots; then the pictures of the documentation.
+# Every view of seven networks in both themes and two sizes, into build/screenshots; then the pictures of the documentation.
 screenshots: $(VENV)/.dev chromium
 	rm -rf build/screenshots
 	LAYERSCOPE_SCREENSHOTS=1 $(BIN)/python -m tests.browser.screenshots build/screenshots

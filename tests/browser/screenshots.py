@@ -1,4 +1,4 @@
-"""Every view of five families of networks as pictures: python -m tests.browser.screenshots [FOLDER [NAME …]]."""
+"""Every view of six families of networks as pictures: python -m tests.browser.screenshots [FOLDER [NAME …]]."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ import torch
 from playwright.sync_api import Browser, Page, sync_playwright
 from rich.progress import Progress
 
+from layerscope.cli.demo import VIEW
+from layerscope.demos import recurrent_bug
 from layerscope.server.serve import PageServer
 from tests.browser.conftest import FLAGS, chromium
 from tests.browser.models import EXPLODING, STEPS, TRAININGS, train
@@ -27,6 +29,9 @@ SITES = {
     "lstm": "lstm",
     "unet": "up2.conv1",
 }
+#: The trials with tensors of names, of which there is a view of its own.
+NAMED = ("bugged", "fixed")
+NAMED_STEPS = 300
 #: Pictures of the documentation, by the views they are.
 DOCUMENTED = {
     "page-graph.png": "gpt2-graph-dark-1280.png",
@@ -61,6 +66,19 @@ def views(run: str) -> Iterator[tuple[str, dict[str, str]]]:
         yield f"compare-{way}", both | ({} if way == "curves" else {"comparing": way})
 
 
+def named_views() -> Iterator[tuple[str, dict[str, str]]]:
+    """The same of a run with named tensors."""
+    node = {"view": "tensors", "type": "05_iterations", "node": "before_sigmoid"}
+    yield "tensors", node
+    yield "tensors-beside", {**node, "beside": NAMED[1]}
+    yield (
+        "tensors-values",
+        {**node, "node": "memory", "sample": "0", "form": "image", "iteration": "2", "allLinks": "1"},
+    )
+    for pane in ("samples", "kpis", "notes", "network", "own"):
+        yield f"tensors-{pane}", {**node, "pane": pane, "sample": "0"}
+
+
 def make_runs(folder: Path, names: list[str], progress: Progress) -> None:
     """Train what is not there yet: each network, and again for half as long with larger steps, to compare with."""
     torch.set_num_threads(1)  # the networks are too small for more
@@ -72,24 +90,23 @@ def make_runs(folder: Path, names: list[str], progress: Progress) -> None:
     for training, steps in wanted:
         for _ in train(training, folder / training.name, steps):
             progress.advance(task)
+    if NAMED[0] in names and not (folder / NAMED[0]).exists():
+        recurrent_bug.train(folder, NAMED_STEPS, lambda steps, what: progress.track(steps, description=what))
 
 
 def photograph(browser: Browser, address: str, folder: Path, names: list[str], progress: Progress) -> None:
     """A picture of each view, in each theme and size."""
-    task = progress.add_task("pictures", total=len(SIZES) * len(THEMES) * sum(len(list(views(name))) for name in names))
+    shown = [(name, *view) for name in names for view in (named_views() if name in NAMED else views(name))]
+    task = progress.add_task("pictures", total=len(SIZES) * len(THEMES) * len(shown))
     for width, height in SIZES:
         for theme in THEMES:
             context = browser.new_context(viewport={"width": width, "height": height}, reduced_motion="reduce")
             page = context.new_page()
             page.emulate_media(color_scheme="dark" if theme == "dark" else "light", reduced_motion="reduce")
-            for name in names:
-                for view, said in views(name):
-                    take(
-                        page,
-                        f"{address}#{urlencode({'run': name} | said)}",
-                        folder / f"{name}-{view}-{theme}-{width}.png",
-                    )
-                    progress.advance(task)
+            for name, view, said in shown:
+                picture = folder / f"{name}-{view}-{theme}-{width}.png"
+                take(page, f"{address}#{urlencode({'run': name} | said)}", picture)
+                progress.advance(task)
             context.close()
 
 
@@ -109,7 +126,7 @@ def main(folder: Path, names: list[str]) -> None:
     runs.mkdir(parents=True, exist_ok=True)
     with Progress() as progress:
         make_runs(runs, names, progress)
-        with PageServer(runs, port=0) as server, sync_playwright() as playwright:
+        with PageServer(runs, port=0, view=VIEW) as server, sync_playwright() as playwright:
             browser = playwright.chromium.launch(executable_path=chromium(), args=list(FLAGS))
             photograph(browser, server.address, folder, names, progress)
             browser.close()
@@ -119,4 +136,4 @@ def main(folder: Path, names: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1] if sys.argv[1:] else "build/screenshots"), sys.argv[2:] or list(SITES))
+    main(Path(sys.argv[1] if sys.argv[1:] else "build/screenshots"), sys.argv[2:] or [*SITES, NAMED[0]])
