@@ -63,9 +63,9 @@ def test_the_difference_of_two_runs_is_of_what_both_have(visit: Visit, address: 
     page.get_by_role("button", name="a − b").click()
     heat.hover(position={"x": 502, "y": 20})
     expect(page.get_by_test_id("heatmap-tip")).to_contain_text("Δ rms −")
-    expect(page.get_by_text(re.compile(r"\(log, from ±"))).to_be_visible()
+    expect(page.get_by_text(re.compile(r"\(log; below ±"))).to_be_visible()
     page.get_by_role("button", name="linear").click()
-    expect(page.get_by_text(re.compile(r"\(log, from ±"))).to_be_hidden()
+    expect(page.get_by_text(re.compile(r"\(log; below ±"))).to_be_hidden()
 
 
 def test_runs_without_a_common_site_say_so(visit: Visit, address: str) -> None:

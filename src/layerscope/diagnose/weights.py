@@ -205,8 +205,8 @@ def _updates(recording: Recording, found: Histories, typical: Floats, *, large: 
         kind=Kind.UPDATE.value,
         step=int(found.steps[onset]),
         title=f"Updates are too {'large' if large else 'small'}: {recording.called(site)}{more}",
-        why=f"A step changes {site!r} by {figure(ratio, 2)} of its norm (‖Δw‖/‖w‖, median over time); {len(rows)} of "
-        f"{len(typical)} weight matrices are out of range, around 1e-3 is usual.",
+        why=f"A step changes {site!r} by {figure(ratio, 2)} times its norm (‖Δw‖/‖w‖, median over time). Around 1e-3 "
+        f"is usual; of {len(typical)} weight matrices, {len(rows)} {'is' if len(rows) == 1 else 'are'} out of range.",
         advice=advice,
         evidence=tuple(found.evidence(int(row), -1, UPDATE_RATIO, typical[row]) for row in rows),
     )

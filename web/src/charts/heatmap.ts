@@ -292,8 +292,9 @@ class Picture {
     context.textBaseline = "middle";
     const powersOfTwo = view.axis === "log";
     const texts = ticks(Array.from(view.ticks), powersOfTwo);
+    const lowest = box.zeroTop === null ? Number.POSITIVE_INFINITY : box.zeroTop + STRIP / 2 - 12; // of "0" below it
     view.ticks.forEach((value, at) => {
-      context.fillText(texts[at] ?? "", LEFT - 8, this.y(value));
+      if (this.y(value) <= lowest) context.fillText(texts[at] ?? "", LEFT - 8, this.y(value));
     });
     if (box.zeroTop !== null) context.fillText("0", LEFT - 8, box.zeroTop + STRIP / 2 + 1);
     if (box.badTop !== null) {
@@ -320,8 +321,11 @@ class Picture {
       value: view.quantiles[last * shares + at] ?? Number.NaN,
       rank: Math.abs(share - 0.5) < 0.01 ? 0 : share < 0.1 || share > 0.9 ? 1 : 3,
     }));
-    named.push({ text: "max", value: view.largest[last] ?? Number.NaN, rank: 2 });
-    named.push({ text: "min", value: view.smallest[last] ?? Number.NaN, rank: 2 });
+    // Beyond the axis a line runs along its edge: the arrow says so.
+    const [least = 0, most = 0] = [view.edges[0], view.edges.at(-1)];
+    const [smallest, largest] = [view.smallest[last] ?? Number.NaN, view.largest[last] ?? Number.NaN];
+    named.push({ text: largest > most ? "max ↑" : "max", value: largest, rank: 2 });
+    named.push({ text: smallest < least ? "min ↓" : "min", value: smallest, rank: 2 });
     named.sort((a, b) => a.rank - b.rank);
     const taken: number[] = [];
     context.textAlign = "left";

@@ -1,6 +1,6 @@
 /** Draws the histogram of one tensor at one step, on an axis that it shares with others. */
 
-import { ticks } from "../format";
+import { share, ticks } from "../format";
 import type { HistogramsView, StepHistogram } from "../wire.gen";
 import type { Palette } from "./colours";
 import type { Target } from "./heatmap";
@@ -8,6 +8,7 @@ import type { Cell } from "./keep";
 import { placeOf } from "./scale";
 
 const AXIS = 18;
+const HEADROOM = 0.92;
 
 /** The most elements in one bin: each histogram is as high as its place, whatever its width. */
 export function mostOf(run: StepHistogram): number {
@@ -51,7 +52,7 @@ export function drawHistogram(
   context.beginPath();
   context.moveTo(0, height);
   run.counts.forEach((counted, at) => {
-    const y = height * (1 - counted / (mostOf(run) || 1));
+    const y = height * (1 - (HEADROOM * counted) / (mostOf(run) || 1));
     context.lineTo(at * bin, y);
     context.lineTo((at + 1) * bin, y);
   });
@@ -59,6 +60,29 @@ export function drawHistogram(
   context.closePath();
   context.fill();
   context.globalAlpha = 1;
+  highest(context, run, height, width, colours);
+}
+
+/** How high the histogram is: each fills its place, so that heights of two say nothing without it. */
+function highest(
+  context: CanvasRenderingContext2D,
+  run: StepHistogram,
+  height: number,
+  width: number,
+  colours: Palette,
+): void {
+  const y = Math.round(height * (1 - HEADROOM)) + 0.5;
+  context.strokeStyle = colours.muted;
+  context.setLineDash([2, 3]);
+  context.beginPath();
+  context.moveTo(0, y);
+  context.lineTo(width, y);
+  context.stroke();
+  context.setLineDash([]);
+  context.fillStyle = colours.text;
+  context.textAlign = "left";
+  context.textBaseline = "top";
+  context.fillText(`${share(mostOf(run), run.numbers[0] ?? 0)} in one bin`, 4, y + 3);
 }
 
 /** The bins as a table. */

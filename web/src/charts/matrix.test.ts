@@ -15,7 +15,7 @@ test("on a logarithmic scale of both signs small and large differences have diff
   if (shading === null) throw new Error("no scale");
   expect(endsOf(shading).map(Math.round)).toEqual([-2e4, 2e4]);
   const paint = painter(shading, COLOURS);
-  const [zero, below, small, large] = [0, 0.01, 1, 2e4].map(paint);
+  const [zero, below, small, large] = [0, 1e-7, 1, 2e4].map(paint);
   expect(below).toBe(zero);
   expect(small).toBeGreaterThan(zero ?? 0);
   expect(large).toBe(256);

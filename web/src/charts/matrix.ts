@@ -8,7 +8,7 @@ import { RIGHT, type Span, stepTicks, xOf } from "./scale";
 
 export const AXIS = 20;
 /** A logarithmic scale of both signs reaches that many decades down from the largest magnitude. */
-const DECADES = 5;
+const DECADES = 10;
 
 /** How numbers become colours. */
 export interface Shading {

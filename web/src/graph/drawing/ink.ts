@@ -1,16 +1,13 @@
-/** Ink that can be read on any colours. */
+/** Ink that can be read on any colour. */
 
-/** The rim that letters need where some of the colours want the other ink. */
-export function rimOn(fills: readonly string[], ink: string): string | null {
-  return fills.length < 2 ? null : (fills.map((fill) => inkOn([fill])).find((each) => each !== ink) ?? null);
+/** The light of a channel of sRGB. */
+function light(channel: number): number {
+  const share = channel / 255;
+  return share <= 0.04045 ? share / 12.92 : ((share + 0.055) / 1.055) ** 2.4;
 }
 
-/** Black or white, whichever reads better on the colours. */
-export function inkOn(fills: readonly string[]): string {
-  let light = 0;
-  for (const fill of fills) {
-    const [red = 0, green = 0, blue = 0] = (fill.match(/[\d.]+/g) ?? []).map(Number);
-    light += (0.299 * red + 0.587 * green + 0.114 * blue) / fills.length;
-  }
-  return light > 140 ? "#000000" : "#ffffff";
+/** Black or white, whichever has the greater contrast. */
+export function inkOn(fill: string): string {
+  const [red = 0, green = 0, blue = 0] = (fill.match(/[\d.]+/g) ?? []).map(Number);
+  return 0.2126 * light(red) + 0.7152 * light(green) + 0.0722 * light(blue) > 0.179 ? "#000000" : "#ffffff";
 }

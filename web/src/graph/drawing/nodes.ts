@@ -5,6 +5,8 @@ import type { Box, Scene } from "../scene";
 import { type Pen, READABLE } from "./pen";
 import { drawLargeWords, drawWords, type Fills } from "./words";
 
+const BAND = 7;
+
 export function drawNodes(pen: Pen, scene: Scene, fills: Fills, boxes: readonly Box[]): void {
   const merges = boxes.filter((box) => scene.graph.roles[box.part] === "merge");
   const solid = boxes.filter((box) => scene.graph.roles[box.part] !== "merge");
@@ -68,15 +70,17 @@ function drawBodies(pen: Pen, scene: Scene, fills: Fills, boxes: readonly Box[])
   for (const [box, colours] of striped) drawStripes(pen, box, colours);
 }
 
+/** What a part stands for, side by side: below its words, or all over it where they are too small to be read. */
 function drawStripes(pen: Pen, box: Box, colours: readonly string[]): void {
   const { context, look } = pen;
+  const high = pen.scale >= READABLE ? BAND : box.height;
   context.save();
   pen.shape(box, 5);
   context.clip();
   const wide = box.width / colours.length;
   colours.forEach((colour, at) => {
     context.fillStyle = colour;
-    context.fillRect(box.x + at * wide, box.y, wide + 0.5, box.height);
+    context.fillRect(box.x + at * wide, box.y + box.height - high, wide + 0.5, high);
   });
   context.restore();
   context.strokeStyle = look.nodeEdge;

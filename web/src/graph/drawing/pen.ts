@@ -43,18 +43,6 @@ export class Pen {
     context.stroke();
   }
 
-  /** Text, with a rim where it runs over several colours. */
-  letters(text: string, x: number, y: number, halo: string | null): void {
-    const { context } = this;
-    if (halo !== null) {
-      context.strokeStyle = halo;
-      context.lineWidth = 2.5;
-      context.lineJoin = "round";
-      context.strokeText(text, x, y);
-    }
-    context.fillText(text, x, y);
-  }
-
   /** The text, or its beginning and end: the end of a path tells more than its middle. */
   fitted(text: string, room: number): string {
     const { context } = this;

@@ -1,7 +1,7 @@
 /** What stands in closed parts: name, detail, how many it stands for. */
 
 import type { Box, Scene } from "../scene";
-import { inkOn, rimOn } from "./ink";
+import { inkOn } from "./ink";
 import { CHEVRON, DETAILED, type Pen } from "./pen";
 
 /** Fill of a closed part: one colour, or several side by side for a part that stands for others. */
@@ -15,7 +15,8 @@ export function drawWords(pen: Pen, scene: Scene, fillsOf: Fills, box: Box): voi
       ? [scene.graph.names[box.part] ?? "", scene.graph.details[box.part] ?? ""]
       : [pill.port.name, pill.port.shape];
   const fills = fillsOf(box.part);
-  const ink = pill === null && fills.length > 0 ? inkOn(fills) : null;
+  const [fill] = fills;
+  const ink = pill === null && fill !== undefined && fills.length === 1 ? inkOn(fill) : null;
   const times = scene.graph.times[box.part] ?? 1;
   const isGroup = scene.isGroup(box.part);
   const centre = box.x + box.width / 2;
@@ -25,23 +26,22 @@ export function drawWords(pen: Pen, scene: Scene, fillsOf: Fills, box: Box): voi
   context.textAlign = "center";
   context.font = `${pill === null ? 600 : 500} ${pill === null ? 12 : 11}px ${look.font}`;
   context.fillStyle = ink ?? look.text;
-  const halo = ink === null ? null : rimOn(fills, ink);
   const shift = (isGroup ? CHEVRON : -0) / 2 - badge / 2;
   const detailed = detail !== "" && pen.scale >= DETAILED;
   const first = detailed ? box.y + box.height / 2 - 3 : box.y + box.height / 2 + 4;
-  pen.letters(pen.fitted(name, room), centre + (isGroup || badge ? shift : 0), first, halo);
+  context.fillText(pen.fitted(name, room), centre + (isGroup || badge ? shift : 0), first);
   if (times > 1) {
     context.textAlign = "right";
     context.font = `700 12px ${look.font}`;
-    pen.letters(`×${times}`, box.x + box.width - 7, first, halo);
+    context.fillText(`×${times}`, box.x + box.width - 7, first);
     context.textAlign = "center";
   }
-  if (isGroup)
-    pen.chevron(box.x + 11, first - 4, false, halo === null ? (ink ?? look.muted) : inkOn(fills.slice(0, 1)));
+  if (isGroup) pen.chevron(box.x + 11, first - 4, false, ink ?? look.muted);
   if (!detailed) return;
   context.font = `10.5px ${look.font}`;
   context.fillStyle = ink ?? look.muted;
-  pen.letters(pen.fitted(detail, box.width - 10), centre, box.y + box.height / 2 + 12, halo);
+  const lower = fills.length > 1 ? 9 : 12; // above the colours of what it stands for
+  context.fillText(pen.fitted(detail, box.width - 10), centre, box.y + box.height / 2 + lower);
 }
 
 /** Far away only the names of large boxes can be read. */
@@ -53,7 +53,8 @@ export function drawLargeWords(pen: Pen, scene: Scene, fillsOf: Fills, boxes: re
   context.font = `600 18px ${look.font}`;
   for (const box of boxes) {
     const fills = fillsOf(box.part);
-    context.fillStyle = fills.length > 0 ? inkOn(fills) : look.text;
+    context.fillStyle =
+      fills[0] === undefined ? look.text : inkOn(fills[Math.floor(fills.length / 2)] ?? fills[0]);
     const name = scene.pill(box.part)?.port.name ?? scene.graph.names[box.part] ?? "";
     context.fillText(pen.fitted(name, box.width - 6), box.x + box.width / 2, box.y + box.height / 2);
   }
