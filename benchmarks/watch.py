@@ -55,8 +55,8 @@ CASES = (
     Case("default kinds at every step", "torch's transformer", None, {"every": 1}),
     Case("default kinds at every step", "MLP", 2.5, {"every": 1}),
     Case("all kinds at every step", "MLP", None, {"every": 1, "kinds": "all"}),
-    Case("a step that is not recorded", "MLP", None, {"every": Schedule(steps=[0])}, rounds=2),
-    Case("default kinds, `every=1, budget=0.02`", "MLP", 1.02, {"every": 1, "budget": 0.02}, steps=1000, rounds=3),
+    Case("a step that is not recorded", "MLP", None, {"every": Schedule(steps=[0])}, rounds=20),
+    Case("default kinds, `every=1, budget=0.02`", "MLP", 1.02, {"every": 1, "budget": 0.02}, steps=1000, rounds=12),
 )
 
 
