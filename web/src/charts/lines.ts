@@ -105,8 +105,8 @@ export function lineOptions(
     axes: [
       {
         ...axis,
-        size: style.labelled ? 22 : 0,
-        gap: 4,
+        size: style.labelled ? 24 : 0,
+        gap: 6, // a curve at the lower end has dots
         splits: (chart) => stepTicks(span(), chart.over.clientWidth || style.width - style.left - RIGHT),
         values: (_chart, splits) =>
           splits.map((step) => (style.labelled ? step.toLocaleString("en-US") : "")),

@@ -182,7 +182,8 @@ function hatch(
     if (row >= 0) context.rect(x, top + at * rowHeight, width, rowHeight);
   });
   context.clip();
-  context.strokeStyle = colours.grid;
+  context.strokeStyle = colours.muted;
+  context.globalAlpha = 0.4;
   context.lineWidth = 1;
   context.beginPath();
   for (let at = -height; at < width; at += 7) {
