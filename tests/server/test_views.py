@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,7 @@ from starlette.testclient import TestClient
 
 from layerscope.diagnose.check import check
 from layerscope.errors import StoreError
-from layerscope.query.matrix import Layout, Question, laid_out
+from layerscope.query.matrix import Layout, Matrix, Question, matrix
 from layerscope.server import heatmap
 from layerscope.server.checking import checked_in_another_process
 from layerscope.store.reader import Reader
@@ -50,21 +51,20 @@ def test_a_heat_map_grows_with_its_run(client: TestClient, project: Path) -> Non
     writing.sink.close()
 
 
-def test_a_heat_map_is_prepared_when_nothing_is_asked_for_a_while(
+def test_a_heat_map_of_the_statistic_that_is_looked_at_is_read_when_nothing_is_asked_for_a_while(
     client: TestClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    laid: queue.Queue[Question] = queue.Queue()
+    read: queue.Queue[Question] = queue.Queue()
 
-    def lay_out(reader: Reader, question: Question) -> Layout:
-        laid.put(question)
-        return laid_out(reader, question)
+    def read_matrix(reader: Reader, question: Question, layout: Callable[[], Layout]) -> Matrix:
+        read.put(question)
+        return matrix(reader, question, layout)
 
-    monkeypatch.setattr(heatmap, "laid_out", lay_out)
-    asked(client, "/api/run/first/histogram?series=0&axis=linear")
-    question = laid.get(timeout=30)
-    assert (question.kind, question.mode, question.rank) == ("output", "train", 0)
+    monkeypatch.setattr(heatmap, "matrix", read_matrix)
+    asked(client, "/api/run/first/scalar?series=0&stat=rms")
+    assert read.get(timeout=30) == Question("output", "rms", "train", 0)
     test_a_heat_map_holds_the_statistic_of_every_step(client)
-    assert laid.empty()
+    assert read.empty()
 
 
 @pytest.mark.parametrize(

@@ -48,17 +48,17 @@ class Matrices:
                 del self._known[next(iter(self._known))]
         return kept[1]
 
-    def lay_out_ahead(self, opened: Opened, question: Question) -> None:
-        """Have done in quiet what the first heat map of the run takes most time for."""
+    def read_ahead(self, opened: Opened, question: Question) -> None:
+        """Have read in quiet what the heat map will show that somebody may look at next."""
         with self._lock:
-            known = (opened.run, replace(question, stat="")) in self._layouts
+            known = (opened.run, question) in self._known
         if not known:
-            self._quiet.later("heat map", lambda: self._lay_out(opened, question))
+            self._quiet.later("heat map", lambda: self._read(opened, question))
 
-    def _lay_out(self, opened: Opened, question: Question) -> None:
+    def _read(self, opened: Opened, question: Question) -> None:
         with contextlib.suppress(LayerscopeError, OSError), opened.lock:  # whoever asks for it will be told
             if opened.run.status() != "running":  # else it is another one by the time it is asked for
-                self._layout(opened.run, question, opened.run.revision)
+                self.of(opened.run, question)
 
     def _layout(self, run: Run, question: Question, revision: object) -> Layout:
         key = (run, replace(question, stat=""))
@@ -101,7 +101,7 @@ def question_of(request: Request, run: Run) -> Question:
     )
 
 
-def question_about(opened: Opened, series: int, rank: int) -> Question:
+def question_about(opened: Opened, series: int, rank: int, stat: str) -> Question:
     """The question that a heat map of the tensors like that of a series asks."""
     known, at = opened.run.reader.series(), opened.place(series, rank)
-    return Question(known["kind"][at].as_py(), "", known["mode"][at].as_py(), rank)
+    return Question(known["kind"][at].as_py(), stat, known["mode"][at].as_py(), rank)

@@ -54,9 +54,9 @@ def routes(catalogue: Catalogue, own_view: OwnView | None = None) -> list[Route]
         with opened.lock:
             return opened.run.path, opened.run.revision
 
-    def histogram_of(opened: Opened, name: str, request: Request) -> HistogramView:
-        view = histogram(opened, name, request)
-        matrices.lay_out_ahead(opened, heatmap.question_about(opened, *series_of(request)))
+    def scalar_of(opened: Opened, name: str, request: Request) -> ScalarView:
+        view = scalar(opened, name, request)
+        matrices.read_ahead(opened, heatmap.question_about(opened, *series_of(request), view.name))
         return view
 
     matrices = heatmap.Matrices(catalogue.quiet)
@@ -64,8 +64,8 @@ def routes(catalogue: Catalogue, own_view: OwnView | None = None) -> list[Route]
         Route("/api/runs", runs),
         Route("/api/run/{name:path}/sites", of_run(sites)),
         Route("/api/run/{name:path}/timeline", of_run(timeline)),
-        Route("/api/run/{name:path}/scalar", of_run(scalar)),
-        Route("/api/run/{name:path}/histogram", of_run(histogram_of)),
+        Route("/api/run/{name:path}/scalar", of_run(scalar_of)),
+        Route("/api/run/{name:path}/histogram", of_run(histogram)),
         *Traces().routes(of_run),
         *graph.routes(of_run),
         *heatmap.routes(of_run, matrices),
