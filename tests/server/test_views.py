@@ -26,7 +26,7 @@ TENSOR = "site=layer&port=output.0&kind=output&mode=train"
 
 @pytest.fixture
 def broken(project: Path) -> Path:
-    """A run whose loss becomes NaN."""
+    """A run whose loss becomes NaN. Ask for it before the server: one that grows is looked at every few seconds."""
     writing = Writing(project / "broken")
     for step in range(12):
         writing.tensor(step, writing.series)
@@ -80,7 +80,7 @@ def test_a_heat_map_of_nothing_is_told_what_is_wrong(client: TestClient, query: 
     assert names in refused(client, f"/api/run/first/heatmap?{query}", status)
 
 
-def test_findings_begin_with_the_verdict_and_name_step_and_advice(client: TestClient, broken: Path) -> None:
+def test_findings_begin_with_the_verdict_and_name_step_and_advice(broken: Path, client: TestClient) -> None:
     view = asked(client, "/api/run/broken/findings")
     assert view["verdict"].startswith("1 error")
     (finding,) = view["findings"]
@@ -90,7 +90,7 @@ def test_findings_begin_with_the_verdict_and_name_step_and_advice(client: TestCl
     assert view["counts"] == {"errors": 1, "warnings": 0, "notes": 0}
 
 
-def test_the_list_of_runs_does_not_wait_for_findings_and_has_them_later(client: TestClient, broken: Path) -> None:
+def test_the_list_of_runs_does_not_wait_for_findings_and_has_them_later(broken: Path, client: TestClient) -> None:
     def counts() -> list[dict[str, int] | None]:
         return [run["findings"] for run in asked(client, "/api/runs")["runs"]]
 
