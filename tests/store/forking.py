@@ -10,15 +10,15 @@ from layerscope.store.writer import FolderSink
 
 
 def main(folder: str) -> None:
-    """Forks a worker that lives as long as its parent's input is open, then waits to be killed."""
+    """Forks a worker that lives as long as the input is open, then waits to be killed."""
     FolderSink(create(folder))
     held, _ = os.pipe()
     if os.fork() == 0:
+        os.write(1, b"forked\n")  # by its own word: it has let go of what it inherited
         os.close(1)
-        os.read(held, 1)  # both ends of the pipe are open here: for ever
-    sys.stdout.write("forked\n")
-    sys.stdout.flush()
-    os.read(held, 1)
+        os.read(0, 1)
+        os._exit(0)
+    os.read(held, 1)  # both ends of the pipe are open here: for ever
 
 
 if __name__ == "__main__":
