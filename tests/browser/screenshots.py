@@ -55,6 +55,8 @@ def views(run: str) -> Iterator[tuple[str, dict[str, str]]]:
     site, step = SITES[run], str(STEPS - 10)
     yield "charts", {"site": site, "kpiLog": "1", "overlay": "1"}
     yield "charts-gradient", {"site": site, "kind": "output_grad", "axis": "log", "log": "1", "step": step}
+    at_step = {"axis": "log", "oneStep": "1", "format": "float8_e5m2", "step": step}
+    yield "charts-step", {"site": site, "kind": "output_grad", **at_step}
     yield "graph", {"view": "graph", "site": site, "step": step}
     yield "heatmap", {"view": "heatmap", "site": site, "step": step}
     yield "findings", {"view": "findings"}

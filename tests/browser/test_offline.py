@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -71,6 +72,14 @@ def test_a_report_has_charts_heat_map_and_findings_of_the_run(alone: Page, tmp_p
     for axis in ("symlog", "exponent"):
         alone.get_by_role("button", name=axis).click()
         expect(alone.get_by_test_id("histogram")).to_be_visible()
+    alone.get_by_role("button", name="one step").click()
+    single = alone.get_by_test_id("histograms")
+    expect(single.get_by_role("img")).to_have_attribute("aria-label", re.compile("in float16 all fit"))
+    alone.get_by_role("slider", name="Step of the cross-hair").press("ArrowLeft")
+    expect(single).to_contain_text("step 29")
+    alone.get_by_role("slider", name="Step of the cross-hair").press("ArrowLeft")
+    expect(single).to_contain_text("step 28")
+    alone.get_by_role("button", name="over time").click()
     alone.get_by_test_id("stat").select_option("std")
     for tab, shown_there in (("Heat map", "Heat map"), ("Findings", "Findings")):
         alone.get_by_role("tab", name=tab).click()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import threading
 import time
 from functools import partial
 
@@ -35,6 +36,24 @@ def test_work_that_fails_is_told_of_and_the_next_is_done(caplog: pytest.LogCaptu
     assert done.get(timeout=30) == "done"
     assert "division by zero" in caplog.text
     quiet.close()
+
+
+def test_work_that_fails_because_the_process_ends_is_not_told_of(caplog: pytest.LogCaptureFixture) -> None:
+    quiet, begun, closed = Quiet(), threading.Event(), threading.Event()
+
+    def work() -> None:
+        begun.set()
+        closed.wait(30)
+        raise RuntimeError("cannot schedule new futures after shutdown")
+
+    quiet.later("answer", work)
+    thread = quiet._thread
+    assert begun.wait(30)
+    quiet.close()
+    closed.set()
+    assert thread is not None
+    thread.join(timeout=30)
+    assert caplog.text == ""
 
 
 def test_nothing_is_done_after_it_was_closed() -> None:

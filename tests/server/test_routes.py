@@ -108,6 +108,29 @@ def test_a_histogram_counts_every_element_of_every_step(client: TestClient) -> N
         np.testing.assert_allclose(counted, 500, rtol=1e-5)
 
 
+def test_a_histogram_of_one_step_counts_the_elements_of_that_step(client: TestClient) -> None:
+    for query, step in (("&step=3", 3), ("&step=77", 4), ("", 4)):
+        view = asked(client, f"/api/run/first/step-histogram?series=0&axis=linear&height=64{query}")
+        (only,) = view["runs"]
+        assert (only["run"], only["step"]) == ("first", step)
+        assert only["counts"].sum() + only["numbers"][1] + only["numbers"][2] == pytest.approx(500)
+        np.testing.assert_allclose(only["extremes"][:2], [tensor_at(step).min(), tensor_at(step).max()])
+
+
+def test_the_limits_of_a_number_format_stand_on_the_exponent_axis(client: TestClient) -> None:
+    assert "float8_e4m3fn" in asked(client, "/api/run/first/sites")["formats"]
+    below = [int((np.abs(tensor_at(step)) < 2.0**-6).sum()) for step in range(5)]
+    for asking, rows in (("histogram?", slice(None)), ("step-histogram?step=2&", slice(2, 3))):
+        query = f"/api/run/first/{asking}series=0&axis="
+        limits = asked(client, f"{query}log&format=float8_e4m3fn")["limits"]
+        assert (limits["smallest"], limits["smallest_normal"], limits["largest"]) == (2.0**-9, 2.0**-6, 448.0)
+        np.testing.assert_allclose(limits["to_zero"] + limits["subnormal"], below[rows])
+        assert not limits["too_large"].any()
+        assert asked(client, f"{query}log")["limits"]["format"] == "float16"
+        assert asked(client, f"{query}log&format=none")["limits"] is None
+        assert asked(client, f"{query}linear&format=float16")["limits"] is None
+
+
 def test_the_timeline_shows_the_asked_steps_and_says_how_many_there_are(client: TestClient) -> None:
     timeline = asked(client, "/api/run/first/timeline?first=1&last=2")
     assert (timeline["first_step"], timeline["last_step"]) == (0, 4)
@@ -124,6 +147,8 @@ def test_the_timeline_shows_the_asked_steps_and_says_how_many_there_are(client: 
         ("scalar?series=0&stat=rms&width=1e9", "width"),
         ("scalar?series=0&stat=rms&first=99999999999999999999", "first"),
         ("histogram?series=0&axis=round", "axis"),
+        ("histogram?series=0&axis=log&format=float7", "format"),
+        ("step-histogram?series=0&axis=log&step=now", "step"),
         ("histogram?series=0&axis=linear&height=1000000", "height"),
         ("timeline?width=%00", "width"),
     ],

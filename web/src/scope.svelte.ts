@@ -234,7 +234,7 @@ export class Scope {
     // Where it is drawn, its height is known with the next frame: asking before would be asking twice.
     else if (this.bins > 0 || this.#shown !== "charts")
       this.histogram.load(
-        `${asked.address}/histogram?${asked.which}&axis=${axis}&height=${this.bins || 96}`,
+        `${asked.address}/histogram?${asked.which}&axis=${axis}&height=${this.bins || 96}${this.format()}`,
         identity,
       );
   }
@@ -255,6 +255,12 @@ export class Scope {
   /** Weight of the running mean, for requests of curves. */
   smooth(): string {
     return this.selection.smooth > 0 ? `&smooth=${this.selection.smooth / 100}` : "";
+  }
+
+  /** The number format whose limits are marked, for requests of histograms. */
+  format(): string {
+    const { axis, format } = this.selection;
+    return axis === "log" && format !== null ? `&format=${encodeURIComponent(format)}` : "";
   }
 
   /** Width and steps of the plots, for requests. */

@@ -19,6 +19,10 @@ export interface Selection {
   rank: number;
   stat: string;
   axis: AxisKind;
+  /** The number format whose limits stand on the exponent axis; one that suits the tensor when null. */
+  format: string | null;
+  /** Whether the histogram is that of one step, not over time. */
+  oneStep: boolean;
   /** Whether the statistic is drawn on a logarithmic axis. */
   log: boolean;
   kpi: string | null;
@@ -87,6 +91,8 @@ export const START: Readonly<Selection> = {
   rank: 0,
   stat: "rms",
   axis: "linear",
+  format: null,
+  oneStep: false,
   log: false,
   kpi: null,
   kpiLog: false,
@@ -133,6 +139,7 @@ const TEXTS = [
   "dtype",
   "reading",
   "stat",
+  "format",
   "kpi",
   "trace",
   "opened",
@@ -154,7 +161,7 @@ const TEXTS = [
   "types",
 ] as const;
 const NUMBERS = ["rank", "step", "first", "last", "op", "within", "smooth", "iteration", "sample"] as const;
-const FLAGS = ["log", "kpiLog", "unrolled", "ratio", "heatLinear", "overlay", "allLinks"] as const;
+const FLAGS = ["oneStep", "log", "kpiLog", "unrolled", "ratio", "heatLinear", "overlay", "allLinks"] as const;
 /** In percent: above it a curve hardly moves. */
 export const MOST_SMOOTH = 99;
 const AXES: readonly string[] = ["linear", "symlog", "log"] satisfies AxisKind[];

@@ -16,6 +16,17 @@ export interface ScalarView {
   readonly smooth: Float64Array;
 }
 
+/** What a number format can hold, and how many elements of each column, or run, it would lose. */
+export interface Limits {
+  readonly format: string;
+  readonly smallest: number;
+  readonly smallest_normal: number;
+  readonly largest: number;
+  readonly to_zero: Float64Array;
+  readonly subnormal: Float64Array;
+  readonly too_large: Float64Array;
+}
+
 /** Histogram over time: how many elements lie in each bin of each column, and what lies outside the bins. */
 export interface HistogramView {
   readonly axis: AxisKind;
@@ -39,6 +50,7 @@ export interface HistogramView {
   readonly largest: Float64Array;
   readonly shares: readonly number[];
   readonly quantiles: Float64Array;
+  readonly limits: Limits | null;
 }
 
 /** How many findings of each severity a run has. */
@@ -86,6 +98,7 @@ export interface SiteList {
   readonly stats: readonly string[];
   readonly series: readonly SeriesEntry[];
   readonly traces: number;
+  readonly formats: readonly string[];
 }
 
 /** A note, a warning or a loss of rows at a step. */
@@ -378,6 +391,7 @@ export interface HistogramsView {
   readonly edges: Float64Array;
   readonly ticks: Float64Array;
   readonly runs: readonly StepHistogram[];
+  readonly limits: Limits | null;
 }
 
 /** The graph of one iteration. Columns of nodes and of links; a node stands where it stands in every iteration. */

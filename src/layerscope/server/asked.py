@@ -5,6 +5,9 @@ from __future__ import annotations
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
+from layerscope.stats.ranges import RANGES
+from layerscope.viz.axis import AxisKind
+from layerscope.viz.limits import NO_FORMAT, usual_format
 from layerscope.viz.screen import Screen
 
 MOST_RUNS = 8  # more colours than that cannot be told apart
@@ -59,6 +62,21 @@ def chosen(request: Request, name: str, among: tuple[str, ...]) -> str:
     if text not in among:
         raise HTTPException(400, f"{name!r} must be one of {', '.join(among)}, not {(text or '')[:40]!r}.")
     return text
+
+
+def axis_of(request: Request) -> AxisKind:
+    """How values are to be laid out."""
+    return AxisKind(chosen(request, "axis", tuple(kind.value for kind in AxisKind)))
+
+
+def format_of(request: Request, dtype: str) -> str:
+    """The number format whose limits are to be shown; where none is named, one that suits the tensor."""
+    return chosen(request, "format", (NO_FORMAT, *RANGES)) if "format" in request.query_params else usual_format(dtype)
+
+
+def step_of(request: Request) -> int | None:
+    """The step that is asked for, None for the last."""
+    return _optional(request, "step")
 
 
 def runs_of(request: Request) -> list[str]:

@@ -60,6 +60,10 @@ class Opened:
             del self.histories[next(iter(self.histories))]
         return kept[1]
 
+    def dtype(self, series: int, rank: int) -> str:
+        """The number format of a series."""
+        return str(self.run.reader.series()["dtype"][self.place(series, rank)].as_py())
+
     def place(self, series: int, rank: int) -> int:
         """The row of a series in the table of all."""
         known = self.run.reader.series()

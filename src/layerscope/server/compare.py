@@ -13,10 +13,9 @@ from starlette.routing import Route
 from layerscope.errors import LayerscopeError
 from layerscope.query.run import History
 from layerscope.records import Floats, Ints
-from layerscope.server.asked import FARTHEST_STEP, chosen, integer, runs_of, screen_of, share
+from layerscope.server.asked import axis_of, chosen, format_of, integer, runs_of, screen_of, share, step_of
 from layerscope.server.catalogue import Catalogue, Opened, kpi_curves, step_range
 from layerscope.server.heatmap import Matrices, question_of
-from layerscope.viz.axis import AxisKind
 from layerscope.viz.compare import CompareView, Curves, Held, HistogramsView, RunCurve, histograms_view
 from layerscope.viz.heatmap import DifferenceView, difference_view
 from layerscope.viz.scalar import kpis_in_order, scalar_view
@@ -70,8 +69,6 @@ class Comparing:
 
     def histograms(self, request: Request, names: list[str]) -> HistogramsView:
         """One tensor at one step of every run."""
-        axis = AxisKind(chosen(request, "axis", tuple(kind.value for kind in AxisKind)))
-        step = integer(request, "step", None, -FARTHEST_STEP) if "step" in request.query_params else None
         held = []
         for name in names:
             opened, problem = self._opened(name)
@@ -80,7 +77,9 @@ class Comparing:
                 continue
             with opened.lock:
                 held.append(_held(opened, name, request))
-        return histograms_view(held, step, axis, screen_of(request).height)
+        dtype = next((one.dtype for one in held if one.history is not None), "")
+        bins, format_ = screen_of(request).height, format_of(request, dtype)
+        return histograms_view(held, step_of(request), axis_of(request), bins, format_)
 
     def difference(self, request: Request, names: list[str]) -> DifferenceView:
         """The heat map of the difference of two runs."""
@@ -135,4 +134,4 @@ def _held(opened: Opened, name: str, request: Request) -> Held:
     if not matching:
         return Held(name, None, f"the run has no {asked['kind'] or 'tensor'} of {asked['site']!r}")
     newest: History = opened.history(matching[-1]["series"], rank)
-    return Held(name, newest)
+    return Held(name, newest, dtype=matching[-1]["dtype"])

@@ -55,6 +55,7 @@ class SiteList:
     stats: tuple[str, ...]
     series: tuple[SeriesEntry, ...]
     traces: int  # saved in it
+    formats: tuple[str, ...]  # whose limits can be shown
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,7 +42,8 @@ class Quiet:
             try:
                 work()
             except Exception:  # a border: nobody waits for it, and the next work has nothing to do with it
-                log.exception("Work that was to be done ahead failed. What it was for will take longer.")
+                if not self._closed:  # else the process is ending under it
+                    log.exception("Work that was to be done ahead failed. What it was for will take longer.")
 
     def _next(self) -> Callable[[], object] | None:
         """The first work that waits, when it is quiet; None when there will be none."""

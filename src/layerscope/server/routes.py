@@ -14,16 +14,17 @@ from starlette.routing import Route
 from layerscope.query.run import History
 from layerscope.records import Ints
 from layerscope.server import findings, graph, heatmap, lean, training, wire
-from layerscope.server.asked import chosen, integer, screen_of, share
+from layerscope.server.asked import axis_of, chosen, format_of, integer, screen_of, share, step_of
 from layerscope.server.catalogue import Catalogue, Opened, kpi_curves, step_range
 from layerscope.server.compare import Comparing
 from layerscope.server.customview import OwnView
 from layerscope.server.messages import EventEntry, RunList, SeriesEntry, SiteList, Timeline
 from layerscope.server.tensors import Tensors
 from layerscope.server.traces import Traces
+from layerscope.stats.ranges import RANGES
 from layerscope.store.passes import pass_folders
 from layerscope.version import __version__
-from layerscope.viz.axis import AxisKind
+from layerscope.viz.compare import Held, HistogramsView, histograms_view
 from layerscope.viz.histogram import HistogramView, histogram_view
 from layerscope.viz.scalar import ScalarView, scalar_view
 
@@ -66,6 +67,7 @@ def routes(catalogue: Catalogue, own_view: OwnView | None = None) -> list[Route]
         Route("/api/run/{name:path}/timeline", of_run(timeline)),
         Route("/api/run/{name:path}/scalar", of_run(scalar_of)),
         Route("/api/run/{name:path}/histogram", of_run(histogram)),
+        Route("/api/run/{name:path}/step-histogram", of_run(step_histogram)),
         *Traces().routes(of_run),
         *graph.routes(of_run),
         *heatmap.routes(of_run, matrices),
@@ -89,7 +91,7 @@ def sites(opened: Opened, name: str, request: Request | None = None) -> bytes:
     kept = opened.sites
     if kept is None or kept[0] is not series or kept[1] != about:
         columns = series.select(SeriesEntry.__slots__).to_pydict()
-        of_sites = SiteList(*about[:2], tuple(map(SeriesEntry, *columns.values())), about[2])
+        of_sites = SiteList(*about[:2], tuple(map(SeriesEntry, *columns.values())), about[2], tuple(RANGES))
         kept = opened.sites = (series, about, wire.encode(of_sites))
     return kept[2]
 
@@ -119,8 +121,18 @@ def scalar(opened: Opened, name: str, request: Request) -> ScalarView:
 
 def histogram(opened: Opened, name: str, request: Request) -> HistogramView:
     """The histogram over time of one series."""
-    axis = AxisKind(chosen(request, "axis", tuple(kind.value for kind in AxisKind)))
-    return histogram_view(history_of(opened, request), axis, screen_of(request))
+    which = series_of(request)
+    return histogram_view(
+        opened.history(*which), axis_of(request), screen_of(request), format_of(request, opened.dtype(*which))
+    )
+
+
+def step_histogram(opened: Opened, name: str, request: Request) -> HistogramsView:
+    """The histogram of one series at one step."""
+    which = series_of(request)
+    held = [Held(name, opened.history(*which))]
+    bins, format_ = screen_of(request).height, format_of(request, opened.dtype(*which))
+    return histograms_view(held, step_of(request), axis_of(request), bins, format_)
 
 
 def history_of(opened: Opened, request: Request) -> History:

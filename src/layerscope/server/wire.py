@@ -27,6 +27,7 @@ from layerscope.viz import compare, heatmap, pass_overview, pass_page, samples, 
 from layerscope.viz.axis import AxisKind
 from layerscope.viz.dependencies import DependencyView
 from layerscope.viz.histogram import HistogramView
+from layerscope.viz.limits import Limits
 from layerscope.viz.modulegraph import PartNumbers
 from layerscope.viz.nestedgraph import GroupOrder, GroupOrders, NestedGraph
 from layerscope.viz.scalar import ScalarView
@@ -36,6 +37,7 @@ MEDIA_TYPE = "application/x-layerscope"
 ALIGNMENT = 8
 RECORDS: tuple[type, ...] = (
     ScalarView,
+    Limits,
     HistogramView,
     findings.FindingCounts,
     messages.RunEntry,

@@ -18,6 +18,7 @@ NEAREST = 1e-300  # far enough from zero that a hundredth of it still is one
 MOST_DECADES = 8
 SMALLEST_OCTAVE = -1018  # below it float64 cannot tell the parts of an octave apart
 TICKS = 7
+PARTS = (8, 4, 2)  # of an octave
 
 
 class AxisKind(str, Enum):
@@ -36,12 +37,15 @@ class Axis:
     ticks: Floats
 
 
-def value_axis(kind: AxisKind, bits: buckets.BitRows, zeros: float, bins: int) -> Axis:
-    """The axis that suits the buckets of all rows together; magnitudes for the exponent axis."""
+def value_axis(kind: AxisKind, bits: buckets.BitRows, zeros: float, bins: int, *, octaves: bool = False) -> Axis:
+    """The axis that suits the buckets of all rows together; magnitudes for the exponent axis.
+
+    `octaves`: bins of that axis are whole octaves, for pictures where the height of a bin counts.
+    """
     if len(bits.row) == 0:
         return linear(-1.0, 1.0, bins)
     if kind is AxisKind.LOG:
-        return exponents(bits, bins)
+        return exponents(bits, bins, (1,) if octaves else PARTS)
     if kind is AxisKind.SYMLOG:
         return symlog(bits, bins)
     low, high = _robust(bits, zeros)
@@ -105,8 +109,8 @@ def _symmetric_ticks(edges: Floats, knee: float) -> Floats:
     return np.sort(np.array(ticks))
 
 
-def exponents(bits: buckets.BitRows, bins: int) -> Axis:
-    """Whole octaves, each cut into as many equal parts as fit; ticks at powers of two.
+def exponents(bits: buckets.BitRows, bins: int, cuts: tuple[int, ...]) -> Axis:
+    """Whole octaves, each cut into as many equal parts as fit of what is allowed; ticks at powers of two.
 
     The parts of an octave end where buckets end, so the counts are exact.
     """
@@ -114,7 +118,7 @@ def exponents(bits: buckets.BitRows, bins: int) -> Axis:
     first = max(int(np.floor(np.log2(share))), SMALLEST_OCTAVE)
     last = int(bits.exponent.max()) + 1
     octaves = max(last - first, 1)
-    parts = next((parts for parts in (8, 4, 2) if parts * octaves <= bins), 1)
+    parts = next((parts for parts in cuts if parts * octaves <= bins), 1)
     joined = -(-octaves // bins)  # octaves per bin where there are more of them than bins
     starts = np.arange(first, first + octaves + joined, joined)
     inside = 1.0 + np.arange(parts) / parts

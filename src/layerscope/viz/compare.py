@@ -12,6 +12,7 @@ from layerscope.records import Floats, Ints
 from layerscope.stats import buckets
 from layerscope.viz.axis import AxisKind, magnitudes, value_axis
 from layerscope.viz.histogram import binned
+from layerscope.viz.limits import NO_FORMAT, Limits, limits_of
 from layerscope.viz.scalar import ScalarView
 
 if TYPE_CHECKING:
@@ -65,6 +66,7 @@ class HistogramsView:
     edges: Floats
     ticks: Floats
     runs: tuple[StepHistogram, ...]
+    limits: Limits | None  # on the exponent axis
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,9 +76,12 @@ class Held:
     run: str
     history: History | None
     lacking: str = ""
+    dtype: str = ""  # as it was in the training
 
 
-def histograms_view(held: Sequence[Held], step: int | None, axis: AxisKind, bins: int) -> HistogramsView:
+def histograms_view(
+    held: Sequence[Held], step: int | None, axis: AxisKind, bins: int, format_: str = NO_FORMAT
+) -> HistogramsView:
     """The histograms at a step, or at the last; a run that has none of that step shows the one before it."""
     rows = [None if one.history is None else row_at(one.history.steps, step) for one in held]
     parts = [_row(one, row) for one, row in zip(held, rows, strict=True)]
@@ -84,10 +89,11 @@ def histograms_view(held: Sequence[Held], step: int | None, axis: AxisKind, bins
     together = _together(parts)
     zeros = np.array([_number(one, row, "zeros") for one, row in zip(held, rows, strict=True)])
     counted = np.zeros(len(held)) if axis is AxisKind.LOG else zeros
-    laid = value_axis(axis, together, float(counted.sum()), bins)
+    laid = value_axis(axis, together, float(counted.sum()), bins, octaves=True)
     counts = binned(together, laid.edges, counted)
     runs = tuple(_histogram(one, row, counts[at]) for at, (one, row) in enumerate(zip(held, rows, strict=True)))
-    return HistogramsView(axis, laid.edges, laid.ticks, runs)
+    limits = limits_of(together, format_) if axis is AxisKind.LOG else None
+    return HistogramsView(axis, laid.edges, laid.ticks, runs, limits)
 
 
 def row_at(steps: Ints, step: int | None) -> int | None:

@@ -11,6 +11,7 @@ import numpy.typing as npt
 from layerscope.records import Floats, Ints
 from layerscope.stats import buckets
 from layerscope.viz.axis import AxisKind, magnitudes, value_axis
+from layerscope.viz.limits import NO_FORMAT, Limits, limits_of
 from layerscope.viz.screen import Columns, Screen, columns
 
 if TYPE_CHECKING:
@@ -51,10 +52,11 @@ class HistogramView:
     largest: Floats
     shares: tuple[float, ...]
     quantiles: Floats  # column after column, one per share
+    limits: Limits | None  # on the exponent axis
 
 
-def histogram_view(history: History, axis: AxisKind, screen: Screen) -> HistogramView:
-    """Every summary of one series as a histogram over time."""
+def histogram_view(history: History, axis: AxisKind, screen: Screen, format_: str = NO_FORMAT) -> HistogramView:
+    """Every summary of one series as a histogram over time; the exponent axis with the limits of a number format."""
     shown = screen.shows(history.steps)
     grouped = columns(history.steps[shown], screen.width)
     bits = history.bits.decoded(shown.start + np.append(grouped.starts, len(grouped.of_row)))
@@ -86,6 +88,7 @@ def histogram_view(history: History, axis: AxisKind, screen: Screen) -> Histogra
         largest=of_columns.extreme(extremes[1], np.fmax),
         shares=SHARES,
         quantiles=buckets.quantiles(bits, zeros, np.array(SHARES)).ravel(),
+        limits=limits_of(bits, format_) if axis is AxisKind.LOG else None,
     )
 
 

@@ -8,6 +8,7 @@ export interface Palette {
   readonly trace: string;
   readonly line: string;
   readonly halo: string;
+  readonly ground: string;
   readonly bad: string;
   readonly warn: string;
   readonly infinite: string;
@@ -108,6 +109,7 @@ function read(theme: "dark" | "light"): Palette {
     trace: of("--trace"),
     line: of("--line"),
     halo: of("--halo"),
+    ground: of("--panel"),
     bad: of("--bad"),
     warn: of("--warn"),
     infinite: of("--infinite"),

@@ -3,6 +3,7 @@
 import { ticks } from "../format";
 import type { HistogramView } from "../wire.gen";
 import { css, type Palette, RAMP_STEPS } from "./colours";
+import { drawLimits } from "./limits";
 import { LEFT, placeOf, RIGHT, type Span, stepTicks, xOf } from "./scale";
 
 const AXIS = 22;
@@ -90,6 +91,7 @@ export function drawHeatmap(
   picture.cells();
   picture.strips();
   picture.lines();
+  picture.limits();
   context.restore();
   picture.axes();
   picture.lineNames();
@@ -223,6 +225,14 @@ class Picture {
       context.globalAlpha = 1;
       context.setLineDash([]);
     }
+  }
+
+  limits(): void {
+    const { context, view, box, colours } = this;
+    if (view.limits === null) return;
+    const place = (value: number) => this.y(value);
+    const field = { left: LEFT, ...box, upright: false, edges: view.edges, place };
+    drawLimits(context, view.limits, field, colours);
   }
 
   /** Dotted, on the ground of the page: the smallest and the largest values. */

@@ -1,10 +1,11 @@
 /** Draws the histogram of one tensor at one step, on an axis that it shares with others. */
 
 import { share, ticks } from "../format";
-import type { HistogramsView, StepHistogram } from "../wire.gen";
+import type { HistogramsView, HistogramView, StepHistogram } from "../wire.gen";
 import type { Palette } from "./colours";
 import type { Target } from "./heatmap";
 import type { Cell } from "./keep";
+import { drawLimits } from "./limits";
 import { placeOf } from "./scale";
 
 const AXIS = 18;
@@ -61,6 +62,10 @@ export function drawHistogram(
   context.fill();
   context.globalAlpha = 1;
   highest(context, run, height, width, colours);
+  if (view.limits === null) return;
+  const place = (value: number) => placeOf(value, view.edges) * bin;
+  const field = { left: 0, top: 0, width, height, upright: true, edges: view.edges, place };
+  drawLimits(context, view.limits, field, colours);
 }
 
 /** How high the histogram is: each fills its place, so that heights of two say nothing without it. */
@@ -83,6 +88,38 @@ function highest(
   context.textAlign = "left";
   context.textBaseline = "top";
   context.fillText(`${share(mostOf(run), run.numbers[0] ?? 0)} in one bin`, 4, y + 3);
+}
+
+/** One column of a histogram over time as a histogram of its own; means are not known of it, nor signs of magnitudes. */
+export function columnOf(view: HistogramView, at: number): HistogramsView {
+  const bins = view.edges.length - 1;
+  const only = (column: Float64Array) => column.subarray(at, at + 1);
+  const number = (column: Float64Array) => column[at] ?? 0;
+  const infinite = number(view.pos_inf) + number(view.neg_inf);
+  const counted = [view.total, view.below, view.above, view.zeros, view.nan].map(number);
+  const ends = view.axis === "log" ? [Number.NaN, Number.NaN] : [view.smallest, view.largest].map(number);
+  const { limits } = view;
+  return {
+    axis: view.axis,
+    edges: view.edges,
+    ticks: view.ticks,
+    runs: [
+      {
+        run: "",
+        step: number(view.last_steps),
+        lacking: "",
+        counts: Float64Array.from(view.counts.subarray(at * bins, (at + 1) * bins)),
+        numbers: Float64Array.from([...counted, infinite]),
+        extremes: Float64Array.from([...ends, Number.NaN, Number.NaN]),
+      },
+    ],
+    limits: limits && {
+      ...limits,
+      to_zero: only(limits.to_zero),
+      subnormal: only(limits.subnormal),
+      too_large: only(limits.too_large),
+    },
+  };
 }
 
 /** The bins as a table. */

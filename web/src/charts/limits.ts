@@ -1,0 +1,105 @@
+/** The limits of a number format, on the exponent axis. */
+
+import { share, ticks, value } from "../format";
+import type { Limits } from "../wire.gen";
+import type { Palette } from "./colours";
+
+/** Pixels that a picture needs for names of lines. */
+const ROOM = 400;
+
+interface Line {
+  readonly at: number;
+  readonly text: string;
+}
+
+/** Its lines, from the largest number down. */
+function linesOf({ format, largest, smallest_normal, smallest }: Limits): readonly Line[] {
+  const power = (x: number) => ticks([x], true)[0] ?? "";
+  return [
+    { at: largest, text: `${format}: largest ${value(largest, 5)}` },
+    { at: smallest_normal, text: `${format}: smallest normal ${power(smallest_normal)}` },
+    { at: smallest, text: `${format}: smallest ${power(smallest)}` },
+  ];
+}
+
+/** What a tensor would lose in the format, in words. */
+export function lossText(limits: Limits, at: number, total: number): string {
+  const parts = [
+    [limits.to_zero[at] ?? 0, "become 0"],
+    [limits.subnormal[at] ?? 0, "subnormal"],
+    [limits.too_large[at] ?? 0, "too large"],
+  ] as const;
+  const some = parts.filter(([number]) => number > 0);
+  const told = some.map(([number, what]) => `${share(number, total)} ${what}`).join(", ");
+  return `in ${limits.format} ${told || "all fit"}`;
+}
+
+/** Where a picture has its values: along its height, or along its width. */
+export interface Field {
+  readonly left: number;
+  readonly top: number;
+  readonly width: number;
+  readonly height: number;
+  readonly upright: boolean;
+  readonly edges: Float64Array;
+  readonly place: (value: number) => number;
+}
+
+/** Dashed lines with their names, as far as they lie on the axis. */
+export function drawLimits(
+  context: CanvasRenderingContext2D,
+  limits: Limits,
+  field: Field,
+  colours: Palette,
+): void {
+  const [least = 0, most = 0] = [field.edges[0], field.edges.at(-1)];
+  context.save();
+  context.font = colours.font;
+  context.textAlign = "left";
+  context.textBaseline = "alphabetic";
+  linesOf(limits).forEach(({ at, text }, index) => {
+    if (at < least || at > most) return;
+    const place = Math.round(field.place(at)) + 0.5;
+    stroke(context, field, place, colours);
+    if (field.upright ? field.width < ROOM : field.height < ROOM / 2) return;
+    // The smallest number's name stands on its far side: the smallest normal one may be close.
+    const beside = index === 2 || (!field.upright && place < field.top + 16);
+    const wide = context.measureText(text).width;
+    const right = field.left + field.width;
+    const x = field.upright ? Math.min(place + 5, right - wide) : field.left + 6;
+    const y = field.upright ? field.top + 0.08 * field.height + 30 + 14 * index : place + (beside ? 12 : -4);
+    context.fillStyle = colours.ground;
+    context.globalAlpha = 0.85;
+    context.fillRect(x - 2, y - 10, wide + 4, 13);
+    context.globalAlpha = 1;
+    context.fillStyle = colours.text;
+    context.fillText(text, x, y);
+  });
+  context.restore();
+}
+
+function stroke(
+  context: CanvasRenderingContext2D,
+  { left, top, width, height, upright }: Field,
+  place: number,
+  colours: Palette,
+): void {
+  context.beginPath();
+  if (upright) {
+    context.moveTo(place, top);
+    context.lineTo(place, top + height);
+  } else {
+    context.moveTo(left, place);
+    context.lineTo(left + width, place);
+  }
+  for (const [colour, thick] of [
+    [colours.ground, 3],
+    [colours.warn, 1.5],
+  ] as const) {
+    context.strokeStyle = colour;
+    context.lineWidth = thick;
+    context.setLineDash(colour === colours.ground ? [] : [8, 4]);
+    context.stroke();
+  }
+  context.setLineDash([]);
+}
