@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from urllib.parse import urlencode
-
 from layerscope.diagnose.check import check
 from layerscope.diagnose.tables import findings_table
-from layerscope.errors import SelectError
 from layerscope.query.run import Run as RunTables
 from layerscope.query.table import Table
-from layerscope.select import unmatched
 from layerscope.store.curves import add_curves
 from layerscope.store.passes import pass_folders, read_pass
 from layerscope.traced import Trace, stored_trace
@@ -37,7 +33,7 @@ class Run(RunTables):
         """
         return add_curves(self.path, curves, step)
 
-    def show(
+    def show(  # noqa: PLR0913  all that the page can begin with
         self,
         view: str = "charts",
         *,
@@ -45,19 +41,23 @@ class Run(RunTables):
         kind: str | None = None,
         stat: str | None = None,
         step: int | None = None,
+        every: int = 1,
+        axis: str | None = None,
+        format: str | None = None,
     ) -> object:
         """The run to look at: in a notebook a widget, as last line of a cell; elsewhere it opens in the browser.
 
-        It begins with a view ("charts", "graph", "heatmap", "findings", "traces", "compare", "tensors"), and there with
-        a site, a kind of its tensors, a statistic and a step.
+        It begins with a view ("charts", "histogram" of one step, "graph", "heatmap", "findings", "traces", "compare",
+        "tensors"), and there with a site, a kind of its tensors, a statistic and a step; of `every` steps one is shown.
+        Histograms have an `axis`, "linear", "symlog" or "exponent", and on the last one the limits of a number
+        `format` such as "float8_e4m3fn".
         """
-        from layerscope.shown import VIEWS, show
+        from layerscope.shown import show, start_at
 
         known = self.series().arrow()
-        chosen = {"view": view, "site": site, "kind": kind, "stat": stat}
-        there = (VIEWS, *(known[name].unique().to_pylist() for name in ("site", "kind")), self.statistics)
-        for (what, name), names in zip(chosen.items(), there, strict=True):
-            if name is not None and name not in names:
-                raise SelectError(unmatched(name, names, what))
-        said = {what: value for what, value in {**chosen, "step": step}.items() if value is not None}
-        return show(self.path, f"#{urlencode(said)}")
+        there = {name: known[name].unique().to_pylist() for name in ("site", "kind")}
+        words = {"site": site, "kind": kind, "stat": stat, "axis": axis, "format": format}
+        start = start_at(
+            view, words, {"step": step, "every": None if every == 1 else every}, {**there, "stat": self.statistics}
+        )
+        return show(self.path, start)

@@ -43,5 +43,5 @@ def unmatched(pattern: str, names: Sequence[str], what: str) -> str:
     if not names:
         return f"No {what} matches {pattern!r}: nothing is recorded yet."
     near = difflib.get_close_matches(re.sub(r"[*?\[\]]", "", pattern), names, n=3, cutoff=0.3) or names[:3]
-    noun = what if len(names) == 1 else f"{what}s"
+    noun = what if len(names) == 1 else {"axis": "axes"}.get(what, f"{what}s")
     return f"No {what} matches {pattern!r}. There are {len(names)} {noun}, for example: {', '.join(map(repr, near))}."

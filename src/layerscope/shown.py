@@ -6,16 +6,32 @@ import re
 import sys
 import tempfile
 import webbrowser
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 
-from layerscope.errors import LayerscopeError, MissingError
+from layerscope.errors import LayerscopeError, MissingError, SelectError
+from layerscope.select import unmatched
 from layerscope.server.answers import Answers
 from layerscope.server.report import report
 from layerscope.server.serve import has_screen
+from layerscope.stats.ranges import RANGES
 
-VIEWS = ("charts", "graph", "heatmap", "findings", "traces", "compare", "tensors")  # of the page
+#: What one can begin with, as the page's address says it.
+VIEWS: dict[str, dict[str, str]] = {
+    "charts": {},
+    "histogram": {"view": "charts", "oneStep": "1"},
+    "graph": {},
+    "heatmap": {},
+    "findings": {},
+    "traces": {},
+    "compare": {},
+    "tensors": {},
+}
+AXES = {"linear": "linear", "symlog": "symlog", "exponent": "log"}
+FORMATS = ("none", *RANGES)
 IN_WIDGET = 1_500_000  # bytes that a widget holds by itself; the rest it asks for
 HEIGHT = 720
 #: Shows the page in a frame, and hands its questions to Python. Every view of a widget has its own token.
@@ -48,6 +64,24 @@ function render({ model, el }) {
 }
 export default { render };
 """
+
+
+def start_at(
+    view: str, words: Mapping[str, str | None], numbers: Mapping[str, int | None], there: Mapping[str, Sequence[str]]
+) -> str:
+    """The page's address that begins with a view and what is said of it; `there` is what the run has."""
+    known = {"view": tuple(VIEWS), "axis": tuple(AXES), "format": FORMATS, **there}
+    said = {name: word for name, word in {"view": view, **words}.items() if word is not None}
+    for name, word in said.items():
+        if word not in known[name]:
+            raise SelectError(unmatched(word, known[name], name))
+    every = numbers["every"]
+    if every is not None and every < 1:
+        raise SelectError(f"every={every} shows no step: it must be 1 or more.")
+    if "axis" in said:
+        said["axis"] = AXES[said["axis"]]
+    given = {name: str(number) for name, number in numbers.items() if number is not None}
+    return f"#{urlencode({**said, **VIEWS[view], **given})}"
 
 
 def show(run: Path, start: str, held: object = None) -> object:

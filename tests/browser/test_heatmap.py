@@ -64,6 +64,25 @@ def test_nan_has_its_own_colour_from_the_step_on_and_a_click_opens_site_and_step
     expect(page.get_by_test_id("not-finite")).to_have_text("5 NaN, 0 Inf")
 
 
+def test_a_stride_of_steps_thins_out_heat_map_and_charts_and_keys_walk_along_it(visit: Visit, address: str) -> None:
+    page = visit.page
+    page.goto(f"{address}#run=sound&view=heatmap")
+    heat = page.get_by_test_id("heatmap")
+    expect(heat).to_have_attribute("data-columns", "30")
+    page.get_by_role("combobox", name="Stride of steps").select_option("10 steps")
+    expect(heat).to_have_attribute("data-columns", "3")
+    page.get_by_role("slider", name="Step of the cross-hair").press("ArrowLeft")
+    expect(page.get_by_test_id("crosshair-step")).to_have_text("step 20")
+    page.get_by_role("slider", name="Step of the cross-hair").press("ArrowLeft")
+    expect(page.get_by_test_id("crosshair-step")).to_have_text("step 10")
+    page.get_by_role("tab", name="Charts").click()
+    expect(page.get_by_test_id("histogram")).to_have_attribute("data-points", "3")
+    page.reload()
+    expect(page.get_by_test_id("histogram")).to_have_attribute("data-points", "3")
+    page.get_by_role("combobox", name="Stride of steps").select_option("step")
+    expect(page.get_by_test_id("histogram")).to_have_attribute("data-points", "30")
+
+
 def test_groups_fold_into_one_row_that_keeps_the_nan_and_the_search_filters_rows(visit: Visit, address: str) -> None:
     page = visit.page
     page.goto(f"{address}#run=broken&view=heatmap")

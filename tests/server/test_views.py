@@ -42,6 +42,18 @@ def test_a_heat_map_holds_the_statistic_of_every_step(client: TestClient) -> Non
     np.testing.assert_allclose(view["cells"], expected, rtol=1e-6)
 
 
+def test_of_several_steps_one_is_shown_but_kpis_are_whole(client: TestClient) -> None:
+    for path in (f"heatmap?{HEAT}", "histogram?series=0&axis=linear", "scalar?series=0&stat=rms"):
+        view = asked(client, f"/api/run/first/{path}&every=2")
+        assert view["last_steps"].tolist() == [0, 2, 4]
+    assert asked(client, "/api/run/first/timeline?every=2")["kpis"][0]["last_steps"].tolist() == [0, 1, 2, 3, 4]
+    curves = asked(client, f"/api/compare/curves?run=first&run=group/second&{TENSOR}&stat=rms&every=2")
+    assert [run["view"]["last_steps"].tolist() for run in curves["tensor"]["runs"]] == [[0, 2, 4], [0, 2]]
+    difference = f"/api/compare/difference?run=first&run=group/second&{HEAT}&how=difference&every=2"
+    assert asked(client, difference)["view"]["last_steps"].tolist() == [0, 2]
+    assert "'every'" in refused(client, f"/api/run/first/heatmap?{HEAT}&every=0", 400)
+
+
 def test_a_heat_map_grows_with_its_run(client: TestClient, project: Path) -> None:
     writing = Writing(project / "live")
     writing.step(0)

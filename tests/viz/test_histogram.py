@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -54,6 +56,20 @@ def test_quantiles_are_known_to_the_bucket(axis: AxisKind) -> None:
     view = histogram_view(history_of(tensors), axis, Screen())
     expected = np.stack([np.quantile(tensor, SHARES) for tensor in tensors.values()])
     np.testing.assert_allclose(view.quantiles.reshape(4, -1), expected, rtol=0.13, atol=0.02)
+
+
+def test_of_many_steps_one_is_shown_of_each_stride() -> None:
+    tensors = {step: normal(step, 300) for step in (0, 3, 5, 10, 11, 26, 30)}
+    whole, thin = history_of(tensors), history_of({step: tensors[step] for step in (0, 5, 10, 26, 30)})
+    for axis in AXES:
+        view, expected = (histogram_view(history, axis, Screen()) for history in (whole.thinned(5), thin))
+        assert view.last_steps.tolist() == [0, 5, 10, 26, 30]
+        np.testing.assert_array_equal(view.counts, expected.counts)
+        np.testing.assert_array_equal(view.smallest, expected.smallest)
+    assert whole.thinned(1) is whole
+    assert len(whole.thinned(1000).steps) == 1
+    part = replace(whole, bits=whole.bits.taken(np.arange(2, 7)))  # as read from the middle of a file
+    assert part.bits.taken(np.array([1])).encoded.tolist() == whole.bits.taken(np.array([3])).encoded.tolist()
 
 
 def test_steps_that_share_a_column_add_up() -> None:

@@ -18,7 +18,7 @@ export const START_AT = element?.dataset.start ?? "";
 export const HOLDS = element?.dataset.holds ?? "";
 
 /** The size of the screen and its smoothing are those of the file. */
-const SCREEN = new Set(["width", "height", "first", "last", "smooth", "coarse"]);
+const SCREEN = new Set(["width", "height", "every", "first", "last", "smooth", "coarse"]);
 const ASKING_MS = 30_000;
 
 interface Head {

@@ -265,8 +265,9 @@ export class Scope {
 
   /** Width and steps of the plots, for requests. */
   screen(): string {
-    const { first, last } = this.selection;
+    const { every, first, last } = this.selection;
     const parts = [`width=${this.width}`];
+    if (every > 1) parts.push(`every=${every}`);
     if (first !== null) parts.push(`first=${Math.round(first)}`);
     if (last !== null) parts.push(`last=${Math.round(last)}`);
     return parts.join("&");

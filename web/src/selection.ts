@@ -29,6 +29,8 @@ export interface Selection {
   kpiLog: boolean;
   /** The step the cross-hair is pinned to. */
   step: number | null;
+  /** Of how many steps one is shown. */
+  every: number;
   /** The part of the training that is shown. */
   first: number | null;
   last: number | null;
@@ -97,6 +99,7 @@ export const START: Readonly<Selection> = {
   kpi: null,
   kpiLog: false,
   step: null,
+  every: 1,
   first: null,
   last: null,
   trace: null,
@@ -160,7 +163,18 @@ const TEXTS = [
   "against",
   "types",
 ] as const;
-const NUMBERS = ["rank", "step", "first", "last", "op", "within", "smooth", "iteration", "sample"] as const;
+const NUMBERS = [
+  "rank",
+  "step",
+  "every",
+  "first",
+  "last",
+  "op",
+  "within",
+  "smooth",
+  "iteration",
+  "sample",
+] as const;
 const FLAGS = ["oneStep", "log", "kpiLog", "unrolled", "ratio", "heatLinear", "overlay", "allLinks"] as const;
 /** In percent: above it a curve hardly moves. */
 export const MOST_SMOOTH = 99;
@@ -183,6 +197,7 @@ export function parsed(hash: string): Selection {
   const view = VIEWS.find((name) => name === given.get("view"));
   if (view !== undefined) selection.view = view;
   for (const name of FLAGS) selection[name] = given.get(name) === "1";
+  selection.every = Math.max(selection.every, 1);
   selection.smooth = Math.min(Math.max(selection.smooth, 0), MOST_SMOOTH);
   selection.runs = [...new Set(given.getAll("runs"))];
   return selection;

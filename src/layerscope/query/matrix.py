@@ -50,6 +50,13 @@ class Matrix:
     values: Cells  # (steps, tensors), NaN where there is none
     states: States
 
+    def thinned(self, every: int) -> Matrix:
+        """The first step of each `every` steps."""
+        if every == 1:
+            return self
+        kept = rows.first_of_each(self.steps, every)
+        return replace(self, steps=self.steps[kept], values=self.values[kept], states=self.states[kept])
+
 
 @dataclass(frozen=True, slots=True)
 class Layout:

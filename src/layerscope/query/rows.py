@@ -36,6 +36,17 @@ def floats(table: pa.Table, column: str) -> Floats:
     return array
 
 
+def first_of_each(steps: Ints, every: int) -> Ints:
+    """The rows of the first step in each `every` steps, of rows in ascending order of steps.
+
+    >>> first_of_each(np.array([0, 5, 10, 17, 18, 30, 30]), 10).tolist()
+    [0, 2, 5, 6]
+    """
+    block = steps // every
+    first = np.flatnonzero(np.diff(block, prepend=block[:1] - 1))
+    return np.flatnonzero(steps == np.repeat(steps[first], np.diff(np.append(first, len(steps)))))
+
+
 def are(table: pa.Table, column: str, text: str) -> Flags:
     """Which rows have the text in a column."""
     return np.asarray(pc.equal(table.column(column), text).to_numpy(), np.bool_)

@@ -36,6 +36,19 @@ class History:
         """Bytes in memory."""
         return self.bits.nbytes + self.steps.nbytes + sum(moment.nbytes for moment in self.moments.values())
 
+    def thinned(self, every: int) -> History:
+        """The first summary of each `every` steps."""
+        if every == 1:
+            return self
+        kept = rows.first_of_each(self.steps, every)
+        own = {name: (steps, values, rows.first_of_each(steps, every)) for name, (steps, values) in self.own.items()}
+        return History(
+            self.steps[kept],
+            {name: moment[kept] for name, moment in self.moments.items()},
+            self.bits.taken(kept),
+            {name: (steps[some], values[some]) for name, (steps, values, some) in own.items()},
+        )
+
     def curve(self, name: str) -> tuple[Ints, Floats]:
         """Steps and values of one statistic; one of the user's own may be missing at some steps, or at all."""
         if name in derive.STATS:

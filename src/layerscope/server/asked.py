@@ -64,6 +64,11 @@ def chosen(request: Request, name: str, among: tuple[str, ...]) -> str:
     return text
 
 
+def every_of(request: Request) -> int:
+    """Of how many steps one is to be shown."""
+    return integer(request, "every", 1, 1)
+
+
 def axis_of(request: Request) -> AxisKind:
     """How values are to be laid out."""
     return AxisKind(chosen(request, "axis", tuple(kind.value for kind in AxisKind)))

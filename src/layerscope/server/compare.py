@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 from starlette.exceptions import HTTPException
@@ -13,7 +14,7 @@ from starlette.routing import Route
 from layerscope.errors import LayerscopeError
 from layerscope.query.run import History
 from layerscope.records import Floats, Ints
-from layerscope.server.asked import axis_of, chosen, format_of, integer, runs_of, screen_of, share, step_of
+from layerscope.server.asked import axis_of, chosen, every_of, format_of, integer, runs_of, screen_of, share, step_of
 from layerscope.server.catalogue import Catalogue, Opened, kpi_curves, step_range
 from layerscope.server.heatmap import Matrices, question_of
 from layerscope.viz.compare import CompareView, Curves, Held, HistogramsView, RunCurve, histograms_view
@@ -58,7 +59,8 @@ class Comparing:
                 kpis[name] = kpi_curves(opened.run)
                 steps = [np.zeros(0, np.int64), *(steps for steps, _ in kpis[name].values())]
                 ends += step_range(opened.run, np.unique(np.concatenate(steps))) or ()
-                held.append(_held(opened, name, request))
+                one = _held(opened, name, request)
+                held.append(replace(one, history=one.history and one.history.thinned(every_of(request))))
         chosen(request, "stat", tuple(sorted(known)))
         return CompareView(
             first_step=min(ends, default=None),
@@ -89,7 +91,8 @@ class Comparing:
         for name in names:
             opened = self._catalogue.open(name)
             with opened.lock:
-                found.append(self._matrices.of(opened.run, question_of(request, opened.run)))
+                matrix = self._matrices.of(opened.run, question_of(request, opened.run))
+                found.append(matrix.thinned(every_of(request)))
         ratio = chosen(request, "how", ("difference", "ratio")) == "ratio"
         return difference_view((names[0], names[1]), (found[0], found[1]), screen_of(request), ratio=ratio)
 

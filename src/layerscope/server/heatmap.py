@@ -16,7 +16,7 @@ from layerscope.errors import LayerscopeError
 from layerscope.query.matrix import Layout, Matrix, Question, laid_out, matrix
 from layerscope.query.run import Run
 from layerscope.records import Kind, Mode
-from layerscope.server.asked import chosen, integer, screen_of
+from layerscope.server.asked import chosen, every_of, integer, screen_of
 from layerscope.server.catalogue import Opened
 from layerscope.server.quiet import Quiet
 from layerscope.viz.heatmap import HeatMapView, heat_map_view
@@ -86,7 +86,7 @@ def routes(of_run: Callable[[Answer], Callable[[Request], Response]], matrices: 
             raise HTTPException(
                 404, f"{name!r} has no {question.kind!r} in mode {question.mode!r}. Choose what was recorded."
             )
-        return heat_map_view(found, screen_of(request))
+        return heat_map_view(found.thinned(every_of(request)), screen_of(request))
 
     return [Route("/api/run/{name:path}/heatmap", of_run(heat_map))]
 

@@ -14,7 +14,7 @@ from starlette.routing import Route
 from layerscope.query.run import History
 from layerscope.records import Ints
 from layerscope.server import findings, graph, heatmap, lean, training, wire
-from layerscope.server.asked import axis_of, chosen, format_of, integer, screen_of, share, step_of
+from layerscope.server.asked import axis_of, chosen, every_of, format_of, integer, screen_of, share, step_of
 from layerscope.server.catalogue import Catalogue, Opened, kpi_curves, step_range
 from layerscope.server.compare import Comparing
 from layerscope.server.customview import OwnView
@@ -122,9 +122,8 @@ def scalar(opened: Opened, name: str, request: Request) -> ScalarView:
 def histogram(opened: Opened, name: str, request: Request) -> HistogramView:
     """The histogram over time of one series."""
     which = series_of(request)
-    return histogram_view(
-        opened.history(*which), axis_of(request), screen_of(request), format_of(request, opened.dtype(*which))
-    )
+    format_ = format_of(request, opened.dtype(*which))
+    return histogram_view(history_of(opened, request), axis_of(request), screen_of(request), format_)
 
 
 def step_histogram(opened: Opened, name: str, request: Request) -> HistogramsView:
@@ -136,8 +135,8 @@ def step_histogram(opened: Opened, name: str, request: Request) -> HistogramsVie
 
 
 def history_of(opened: Opened, request: Request) -> History:
-    """The rows of the series that is asked for."""
-    return opened.history(*series_of(request))
+    """The rows of the series that is asked for, or some of them."""
+    return opened.history(*series_of(request)).thinned(every_of(request))
 
 
 def series_of(request: Request) -> tuple[int, int]:

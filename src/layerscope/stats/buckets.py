@@ -51,6 +51,14 @@ class EncodedRows:
         """Bytes in memory."""
         return sum(part.nbytes for part in (self.m, self.offsets, self.encoded, self.smallest, self.largest))
 
+    def taken(self, rows: Ints) -> EncodedRows:
+        """Some of the rows."""
+        sizes = np.diff(self.offsets)[rows]
+        offsets = np.cumsum(np.append(0, sizes))
+        moved = self.offsets[rows] - self.offsets[0] - offsets[:-1]
+        bytes_ = np.arange(offsets[-1]) + np.repeat(moved, sizes)
+        return EncodedRows(self.m[rows], offsets, self.encoded[bytes_], self.smallest[rows], self.largest[rows])
+
     def decoded(self, starts: Ints | None = None) -> BitRows:
         """The buckets, clipped; those of rows starts[i] to starts[i + 1] − 1 are added up, by default of each row."""
         starts = np.arange(len(self.m) + 1) if starts is None else starts
