@@ -108,10 +108,10 @@ def test_arrow_keys_walk_on_before_the_numbers_of_the_last_node_have_arrived(vis
     page.route("**/api/tensors?*", lambda route: route.abort())
     page.get_by_test_id("dependencies").focus()
     for key, name in (("ArrowLeft", "memory"), ("ArrowRight", "output")):
-        page.get_by_test_id("dependencies").press(key)
+        page.keyboard.press(key)
         expect(page).to_have_url(re.compile(f"node={name}"))
     page.unroute("**/api/tensors?*")
-    page.get_by_test_id("dependencies").press("ArrowRight")
+    page.keyboard.press("ArrowRight")
     expect(node(page, "loss")).to_have_attribute("aria-selected", "true")
 
 

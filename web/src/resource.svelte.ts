@@ -18,6 +18,8 @@ export class Resource<T> {
 
   #path: string | null = null;
   #identity = "";
+  /** Whether the value is still that of another identity. */
+  #stale = false;
   #abort: AbortController | null = null;
   #again = false;
   #restUntil = 0;
@@ -58,9 +60,10 @@ export class Resource<T> {
 
   #replaced(identity: string): void {
     this.#identity = identity;
+    this.#stale = true;
     this.problem = null;
     setTimeout(() => {
-      if (this.#identity === identity && this.busy) this.value = null;
+      if (this.#identity === identity && this.#stale && this.busy) this.value = null;
     }, STALE_AFTER_MS);
   }
 
@@ -74,6 +77,7 @@ export class Resource<T> {
       const value = await ask<T>(path, abort.signal);
       if (abort.signal.aborted) return;
       this.value = value;
+      this.#stale = false;
       this.problem = null;
     } catch (error) {
       if (abort.signal.aborted) return;
