@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections import defaultdict
 
 import pytest
+import torch
+from torch import nn
 
+import layerscope as ls
 from layerscope.operations import PassRecord
 from layerscope.query.blocks import Nesting
 from layerscope.query.collapse import Hop, Hops, drawable
@@ -84,6 +87,20 @@ def test_a_loop_is_one_part_with_ways_back_and_unrolled_three_without() -> None:
     assert sum(len(group.lane_flows) for group in rolled.inside.groups) > 0
     assert sum(name.startswith("tanh") for name in names(unrolled).values()) == 3
     assert sum(len(group.lane_flows) for group in unrolled.inside.groups) == 0
+
+
+def test_a_module_is_told_by_the_first_of_the_tensors_it_returns_and_how_many_there_are() -> None:
+    class Recurrent(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.lstm = nn.LSTM(8, 48, 2)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            given, _ = self.lstm(x)
+            return torch.tanh(given[-1])
+
+    graph = PassGraph(nested(ls.trace(Recurrent(), torch.randn(5, 2, 8)).record)).view()
+    assert dict(zip(graph.modules.names, graph.modules.details, strict=True))["lstm"] == "LSTM 5×2×48 +2"
 
 
 def test_times_of_a_module_are_those_of_its_operations_added_up() -> None:

@@ -151,8 +151,15 @@ class PassGraph:
         return name, shape
 
     def shape(self, block: Block) -> str:
-        """The shape of what a block gives."""
-        return shape_text(self._shapes[block.operations[-1]]) if block.operations else ""
+        """The shape of what a block gives, the first of several tensors."""
+        given = self._given(block)
+        more = f" +{len(given) - 1}" if len(given) > 1 else ""
+        return shape_text(self._shapes[given[0]]) + more if given else ""
+
+    def _given(self, block: Block) -> Sequence[int]:
+        """The operations whose tensors a block gives: of a module what its last call returned."""
+        returned = self.nesting.record.calls[block.calls[-1]].outputs if block.calls else ()
+        return returned or block.operations[-1:]
 
     def _key(self, block: Block) -> str:
         naming = self.nesting.naming
@@ -170,7 +177,7 @@ class PassGraph:
             "in": "" if block.children else _module(record, block),
             "class": self._wording.detail(block) if block.children else "",
             "operations": f"{len(block.operations):,}" if block.children else "",
-            "gives": f"{self.shape(block)} {record.operations[block.operations[-1]].dtype}",
+            "gives": f"{self.shape(block)} {record.operations[self._given(block)[0]].dtype}",
             "parameters": ", ".join(first.parameters) if not block.children else "",
             "passes": str(block.passes) if block.passes > 1 else "",
             "time": f"{elapsed * 1e3:.3g} ms" if elapsed else "",
