@@ -57,25 +57,36 @@ export function drawLimits(
   context.font = colours.font;
   context.textAlign = "left";
   context.textBaseline = "alphabetic";
-  linesOf(limits).forEach(({ at, text }, index) => {
-    if (at < least || at > most) return;
-    const place = Math.round(field.place(at)) + 0.5;
-    stroke(context, field, place, colours);
-    if (field.upright ? field.width < ROOM : field.height < ROOM / 2) return;
-    // The smallest number's name stands on its far side: the smallest normal one may be close.
-    const beside = index === 2 || (!field.upright && place < field.top + 16);
+  const shown = linesOf(limits)
+    .map((line, index) => ({ ...line, index, place: Math.round(field.place(line.at)) + 0.5 }))
+    .filter(({ at }) => at >= least && at <= most);
+  for (const { place } of shown) stroke(context, field, place, colours);
+  const named = field.upright ? field.width >= ROOM : field.height >= ROOM / 2;
+  for (const { text, index, place } of named ? shown : []) {
     const wide = context.measureText(text).width;
-    const right = field.left + field.width;
-    const x = field.upright ? Math.min(place + 5, right - wide) : field.left + 6;
-    const y = field.upright ? field.top + 0.08 * field.height + 30 + 14 * index : place + (beside ? 12 : -4);
+    const [x, y] = besideLine(field, place, index, wide);
     context.fillStyle = colours.ground;
     context.globalAlpha = 0.85;
     context.fillRect(x - 2, y - 10, wide + 4, 13);
     context.globalAlpha = 1;
     context.fillStyle = colours.text;
     context.fillText(text, x, y);
-  });
+  }
   context.restore();
+}
+
+/** Where the name of a line begins: that of the smallest number on the far side, as the smallest normal one may be close. */
+function besideLine(field: Field, place: number, index: number, wide: number): [x: number, y: number] {
+  const far = index === 2;
+  if (!field.upright) {
+    const [above, below] = [place - 4, place + 12];
+    const bottom = field.top + field.height;
+    return [field.left + 6, (far && below < bottom) || above < field.top + 10 ? below : above];
+  }
+  const [before, after] = [place - 5 - wide, place + 5];
+  const fits = after + wide <= field.left + field.width;
+  const y = field.top + 0.08 * field.height + 30 + 14 * index;
+  return [(far && before >= field.left) || !fits ? before : after, y];
 }
 
 function stroke(
