@@ -17,7 +17,7 @@ from layerscope.select import unmatched
 from layerscope.server.answers import Answers
 from layerscope.server.report import report
 from layerscope.server.serve import has_screen
-from layerscope.stats.ranges import RANGES
+from layerscope.viz.limits import FORMATS, NO_FORMAT
 
 #: What one can begin with, as the page's address says it.
 VIEWS: dict[str, dict[str, str]] = {
@@ -31,7 +31,6 @@ VIEWS: dict[str, dict[str, str]] = {
     "tensors": {},
 }
 AXES = {"linear": "linear", "symlog": "symlog", "exponent": "log"}
-FORMATS = ("none", *RANGES)
 IN_WIDGET = 1_500_000  # bytes that a widget holds by itself; the rest it asks for
 HEIGHT = 720
 #: Shows the page in a frame, and hands its questions to Python. Every view of a widget has its own token.
@@ -70,7 +69,7 @@ def start_at(
     view: str, words: Mapping[str, str | None], numbers: Mapping[str, int | None], there: Mapping[str, Sequence[str]]
 ) -> str:
     """The page's address that begins with a view and what is said of it; `there` is what the run has."""
-    known = {"view": tuple(VIEWS), "axis": tuple(AXES), "format": FORMATS, **there}
+    known = {"view": tuple(VIEWS), "axis": tuple(AXES), "format": (NO_FORMAT, *FORMATS), **there}
     said = {name: word for name, word in {"view": view, **words}.items() if word is not None}
     for name, word in said.items():
         if word not in known[name]:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
-from layerscope.stats.ranges import RANGES
 from layerscope.viz.axis import AxisKind
-from layerscope.viz.limits import NO_FORMAT, usual_format
+from layerscope.viz.limits import FORMATS, NO_FORMAT, usual_format
 from layerscope.viz.screen import Screen
 
 MOST_RUNS = 8  # more colours than that cannot be told apart
@@ -76,7 +75,7 @@ def axis_of(request: Request) -> AxisKind:
 
 def format_of(request: Request, dtype: str) -> str:
     """The number format whose limits are to be shown; where none is named, one that suits the tensor."""
-    return chosen(request, "format", (NO_FORMAT, *RANGES)) if "format" in request.query_params else usual_format(dtype)
+    return chosen(request, "format", (NO_FORMAT, *FORMATS)) if "format" in request.query_params else usual_format(dtype)
 
 
 def step_of(request: Request) -> int | None:

@@ -21,11 +21,11 @@ from layerscope.server.customview import OwnView
 from layerscope.server.messages import EventEntry, RunList, SeriesEntry, SiteList, Timeline
 from layerscope.server.tensors import Tensors
 from layerscope.server.traces import Traces
-from layerscope.stats.ranges import RANGES
 from layerscope.store.passes import pass_folders
 from layerscope.version import __version__
 from layerscope.viz.compare import Held, HistogramsView, histograms_view
 from layerscope.viz.histogram import HistogramView, histogram_view
+from layerscope.viz.limits import FORMATS
 from layerscope.viz.scalar import ScalarView, scalar_view
 
 Answer = TypeVar("Answer")
@@ -91,7 +91,7 @@ def sites(opened: Opened, name: str, request: Request | None = None) -> bytes:
     kept = opened.sites
     if kept is None or kept[0] is not series or kept[1] != about:
         columns = series.select(SeriesEntry.__slots__).to_pydict()
-        of_sites = SiteList(*about[:2], tuple(map(SeriesEntry, *columns.values())), about[2], tuple(RANGES))
+        of_sites = SiteList(*about[:2], tuple(map(SeriesEntry, *columns.values())), about[2], FORMATS)
         kept = opened.sites = (series, about, wire.encode(of_sites))
     return kept[2]
 

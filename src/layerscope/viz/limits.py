@@ -9,6 +9,7 @@ from layerscope.stats import buckets
 from layerscope.stats.ranges import RANGES, lost
 
 NO_FORMAT = "none"
+FORMATS = tuple(RANGES)
 USUAL_FORMAT = "float16"  # for tensors in formats that are wide anyway
 
 
