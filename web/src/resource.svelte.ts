@@ -8,6 +8,8 @@ import type { Problem } from "./wire.gen";
 const STALE_AFTER_MS = 250;
 /** A live run changes several times a second: leave the server at least twice the time that an answer took. */
 const REST = 2;
+/** When nobody answered, ask again after this time: the live channel may not have noticed. */
+const RETRY_MS = 3000;
 
 export class Resource<T> {
   /** The last answer; kept on screen while the next one is on its way. */
@@ -82,7 +84,10 @@ export class Resource<T> {
     } catch (error) {
       if (abort.signal.aborted) return;
       this.problem = error instanceof Error ? error.message : String(error);
-      if (error instanceof Refused) this.value = null;
+      // What belongs to another thing must not stand under the name of this one.
+      if (error instanceof Refused || this.#stale) this.value = null;
+      if (!(error instanceof Refused))
+        setTimeout(() => this.#path === path && !this.busy && void this.#fetch(path), RETRY_MS);
     }
     this.busy = false;
     const took = performance.now() - asked;
@@ -99,7 +104,9 @@ export class Refused extends Error {}
 
 export async function ask<T>(path: string, signal: AbortSignal): Promise<T> {
   if (isFile) {
-    const message = await inFile(path);
+    const message = await inFile(path).catch((error: Error) => {
+      throw new Refused(error.message);
+    });
     if (message !== null) return decode<T>(message);
     throw new Refused(
       `This is not in the file, which holds ${HOLDS}. Open the run itself with \`layerscope ui\`.`,

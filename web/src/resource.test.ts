@@ -5,12 +5,16 @@ vi.mock("./wire", () => ({ decode: (message: ArrayBuffer) => new TextDecoder().d
 const { Resource } = await import("./resource.svelte");
 
 /** Requests that are on their way, and how to answer them. */
-let waiting: ((text: string) => void)[] = [];
+let waiting: ((text: string | null) => void)[] = [];
 
 beforeEach(() => {
   waiting = [];
   vi.useFakeTimers();
-  vi.stubGlobal("fetch", () => new Promise((resolve) => waiting.push((text) => resolve(new Response(text)))));
+  const asked = (resolve: (answer: Response) => void, reject: (problem: Error) => void) =>
+    waiting.push((text) =>
+      text === null ? reject(new TypeError("no server")) : resolve(new Response(text)),
+    );
+  vi.stubGlobal("fetch", () => new Promise(asked));
 });
 
 afterEach(() => {
@@ -18,8 +22,8 @@ afterEach(() => {
   vi.unstubAllGlobals();
 });
 
-/** Answer the newest request, and let time pass. */
-async function answer(text: string): Promise<void> {
+/** Answer the newest request, or let it fail, and let time pass. */
+async function answer(text: string | null): Promise<void> {
   waiting.at(-1)?.(text);
   await vi.advanceTimersByTimeAsync(1);
 }
@@ -47,4 +51,28 @@ test("what is shown of another thing leaves when its successor is late", async (
   expect(resource.value).toBeNull();
   await answer("two");
   expect(resource.value).toBe("two");
+});
+
+test("nothing of another thing stays under a name that nobody answers for, and it is asked for again", async () => {
+  const resource = new Resource<string>();
+  resource.load("one", "one");
+  await answer("one");
+  resource.load("two", "two");
+  await answer(null);
+  expect(resource.value).toBeNull();
+  expect(resource.problem).toContain("does not answer");
+  await vi.advanceTimersByTimeAsync(4000);
+  await answer("two");
+  expect(resource.value).toBe("two");
+  expect(resource.problem).toBeNull();
+});
+
+test("what is shown stays when news of it cannot be had", async () => {
+  const resource = new Resource<string>();
+  resource.load("one", "one");
+  await answer("one");
+  resource.load("one?step=2", "one");
+  await answer(null);
+  expect(resource.value).toBe("one");
+  expect(resource.problem).not.toBeNull();
 });
