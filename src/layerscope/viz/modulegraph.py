@@ -137,7 +137,7 @@ class _Wording:
         if part.is_group:
             ran = [self._parts.parts[child] for child in _ran(self._parts, part)]
             return f"{self.name(ran[0])} … {self.name(ran[-1])}" if ran else ""
-        if part.path == MODEL:
+        if part.path == MODEL and part.role is not PartRole.TENSOR:
             return _shown(part.module.class_name if part.module else MODEL)
         around = self._parts.parts[self._parts.around(part.index)].path
         site = part.site.removeprefix(f"{around}.")
@@ -152,7 +152,8 @@ class _Wording:
             return _shown(", ".join(dict.fromkeys(kinds)))
         shapes = part.call.outputs if part.call else ()
         shape = shape_text(shapes[0][1]) + (f" +{len(shapes) - 1}" if len(shapes) > 1 else "") if shapes else ""
-        class_name = "" if part.path == MODEL else _shown(self._class_name(part))  # the model is called by its class
+        is_model = part.path == MODEL and part.role is not PartRole.TENSOR  # it is called by its class
+        class_name = "" if is_model else _shown(self._class_name(part))
         return " · ".join(filter(None, (class_name, shape)))
 
     def parameters(self, part: Part) -> int:

@@ -6,6 +6,8 @@ import { type Flow, NOTHING, type Ordering } from "./order";
 /** What meets others in a merge: the output of a part, or the input of a call, which is the output of a part as well. */
 export interface Branch {
   readonly inputOf: number | null;
+  /** Which input of the call, where that is known. */
+  readonly port: string | null;
   readonly part: number | null;
 }
 
@@ -30,10 +32,11 @@ export class Branches {
           : [
               {
                 inputOf: flow.source === NOTHING ? this.#call(group) : null,
+                port: flow.source === NOTHING ? this.#port(group, flow.tensor) : null,
                 part: this.#origin(group, flow),
               },
             ];
-      for (const branch of branches) found.set(`${branch.inputOf} ${branch.part}`, branch);
+      for (const branch of branches) found.set(`${branch.inputOf} ${branch.port} ${branch.part}`, branch);
     }
     return [...found.values()];
   }
@@ -42,6 +45,17 @@ export class Branches {
   #call(group: number): number {
     const isCall = this.graph.sites[group] !== "" || this.#parent(group) === NOTHING;
     return isCall ? group : this.#call(this.#parent(group));
+  }
+
+  /** The name of an input of the call that a group is, or is a part of. */
+  #port(group: number, tensor: number): string | null {
+    const own = this.orders.get(group)?.inputs.find((port) => port.tensor === tensor);
+    if (own !== undefined || this.#call(group) === group) return own?.name ?? null;
+    const target = this.orders
+      .get(this.#parent(group))
+      ?.targets.find(({ child, into }) => child === group && into === tensor);
+    const flow = target === undefined ? undefined : this.orders.get(this.#parent(group))?.flows[target.flow];
+    return flow?.source === NOTHING ? this.#port(this.#parent(group), flow.tensor) : null;
   }
 
   /** The part that gave the tensor of a flow; null where several did, or nobody knows. */

@@ -177,7 +177,8 @@ export class ModuleGraph {
     if (this.merge !== null) return;
     const pill = scene.pill(part);
     if (pill !== null) {
-      this.#scope.selectSite(scene.graph.sites[scene.entered] ?? "", pill.isInput ? "input" : "output");
+      const kind = pill.isInput ? "input" : "output";
+      this.#scope.select({ site: scene.graph.sites[scene.entered] ?? "", kind, port: pill.port.name });
       return;
     }
     const site = scene.graph.sites[scene.members(part)[0] ?? part] ?? "";

@@ -49,7 +49,7 @@ export function nextTo(scene: Scene, from: number, direction: Direction): number
   let best: { part: number; cost: number } | null = null;
   const [x, y] = [start.x + start.width / 2, start.open ? start.y + 11 : start.y + start.height / 2];
   for (const box of scene.boxes) {
-    if (box.part === from || box.part === scene.entered || scene.graph.roles[box.part] === "merge") continue;
+    if (box.part === from || box.part === scene.entered) continue;
     const [ox, oy] = [box.x + box.width / 2 - x, (box.open ? box.y + 11 : box.y + box.height / 2) - y];
     const ahead = ox * dx + oy * dy;
     if (ahead < 6) continue;
@@ -75,8 +75,6 @@ export function rowsNear(scene: Scene, selected: number | null): Row[] {
 function rowsOf(scene: Scene): Row[] {
   const rows: Row[] = [];
   const base = scene.box(scene.entered)?.depth ?? 0;
-  for (const box of scene.boxes)
-    if (!scene.isPill(box.part) && scene.graph.roles[box.part] !== "merge")
-      rows.push({ part: box.part, level: box.depth - base + 1 });
+  for (const box of scene.boxes) rows.push({ part: box.part, level: Math.max(box.depth - base, 0) + 1 });
   return rows;
 }

@@ -68,7 +68,11 @@ function ownerOf(site: string): string {
 
 function partner(among: readonly SeriesEntry[], value: SeriesEntry): SeriesEntry | null {
   const kind = GRADIENT[value.kind];
-  const index = value.port.replace(/^[^.]*/, "");
   const found = among.filter((entry) => entry.kind === kind && entry.site === value.site);
-  return found.find((entry) => entry.port.replace(/^[^.]*/, "") === index) ?? found[0] ?? null;
+  return found.find((entry) => placeIn(entry.port) === placeIn(value.port)) ?? found[0] ?? null;
+}
+
+/** Which of several tensors a port is: the same for a value and its gradient. */
+export function placeIn(port: string): string {
+  return port.replace(/^[^.]*/, "");
 }
