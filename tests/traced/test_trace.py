@@ -124,6 +124,13 @@ def test_a_saved_trace_opens_again(trace: ls.Trace, tmp_path: Path) -> None:
 
 
 @pytest.mark.feature("L10")
+def test_a_saved_number_has_no_axis(tmp_path: Path) -> None:
+    ls.trace(lambda x: x.sum(), torch.ones(3)).save(tmp_path / "run")
+    (again,) = ls.open(tmp_path / "run").traces()
+    assert [value.shape for value in again.values.values()] == [(3,), (), ()]
+
+
+@pytest.mark.feature("L10")
 def test_the_record_is_exported_as_json(trace: ls.Trace, tmp_path: Path) -> None:
     trace.export(tmp_path / "pass.json")
     content = json.loads((tmp_path / "pass.json").read_text())

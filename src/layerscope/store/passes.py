@@ -87,7 +87,8 @@ def write_pass(folder: Path, stored: StoredPass) -> Path:
         about = {"step": stored.step, "code": [[*at, *snippet] for at, snippet in stored.code.items()]}
         about["operations"] = len(stored.record.operations)
         for what, arrays in (("values", stored.values), ("gradients", stored.gradients)):
-            kept = {str(k): np.ascontiguousarray(a) for k, a in arrays.items() if a.dtype in KEPT_DTYPES}
+            # Not `ascontiguousarray`, which gives a number an axis.
+            kept = {str(k): np.asarray(a, order="C") for k, a in arrays.items() if a.dtype in KEPT_DTYPES}
             about[what] = len(kept)
             replace_file(aside / f"{what}.safetensors", save(kept))
         write_json(aside / RECORD, "pass", {**about, **_circumstances(stored.record, frames)})

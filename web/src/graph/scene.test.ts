@@ -92,8 +92,8 @@ describe("a scene", () => {
     const scene = opened("(model)", "repeat:blocks.0", "blocks.0");
     const merge = scene.boxes.find(({ part }) => GRAPH.roles[part] === "merge")?.part ?? -1;
     expect(scene.sourcesOf(merge)).toEqual([
-      { inputOf: at(scene, "blocks.0"), part: at(scene, "embed") },
-      { inputOf: null, part: at(scene, "blocks.0.mlp") },
+      { inputOf: at(scene, "blocks.0"), port: "input.0", part: at(scene, "embed") },
+      { inputOf: null, port: null, part: at(scene, "blocks.0.mlp") },
     ]);
   });
 });
