@@ -60,6 +60,7 @@ def test_the_way_to_the_graph_opens_what_hides_the_layer_and_colours_by_what_was
         part = page.get_by_test_id("graph").locator(f'[role=treeitem][data-key="{EXPLODING}"]')
         expect(part).to_have_attribute("aria-selected", "true")
         expect(page.get_by_label("Kind that colours the graph")).to_have_value("update")
+        expect(page).to_have_url(re.compile("stat=ratio"))  # the number that it rests on
         panel = page.get_by_test_id("site-panel")
         expect(panel.get_by_role("img", name="Histogram of update")).to_be_visible()
 

@@ -99,7 +99,7 @@ def test_findings_begin_with_the_verdict_and_name_step_and_advice(broken: Path, 
     assert (finding["rule"], finding["severity"], finding["step"]) == ("loss_not_finite", "error", 9)
     assert finding["advice"]
     assert len(finding["numbers"]) == len(finding["evidence"])
-    assert view["counts"] == {"errors": 1, "warnings": 0, "notes": 0}
+    assert view["counts"] == {"errors": 1, "warnings": 0, "notes": 0, "checked": 4}
 
 
 def test_the_list_of_runs_does_not_wait_for_findings_and_has_them_later(broken: Path, client: TestClient) -> None:
@@ -111,7 +111,7 @@ def test_the_list_of_runs_does_not_wait_for_findings_and_has_them_later(broken: 
     while None in counts():
         assert time.monotonic() < deadline
         time.sleep(0.02)
-    assert counts()[0] == {"errors": 1, "warnings": 0, "notes": 0}
+    assert counts()[0] == {"errors": 1, "warnings": 0, "notes": 0, "checked": 4}
     assert counts()[1] == {"errors": 0, "warnings": 0, "notes": 0}
 
 

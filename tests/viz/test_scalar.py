@@ -11,6 +11,15 @@ from layerscope.viz.scalar import scalar_view, smoothed
 from layerscope.viz.screen import Screen, columns
 
 
+def test_values_of_tensors_that_hold_nan_are_marked_though_they_are_numbers() -> None:
+    broken = np.array([False, True, False, False, True, False])
+    view = scalar_view("rms", np.arange(6), np.ones(6), Screen(), broken=broken)
+    assert view.not_finite.tolist() == [0, 1, 0, 0, 1, 0]
+    assert view.low.tolist() == [1.0] * 6
+    thin = scalar_view("rms", np.arange(6), np.ones(6), Screen(width=2, first=1), broken=broken)
+    assert thin.not_finite.tolist() == [1, 1]
+
+
 def test_values_that_fit_are_shown_as_they_are() -> None:
     values = np.array([3.0, 1.0, 2.0])
     view = scalar_view("loss", np.array([0, 10, 20]), values, Screen(width=3))

@@ -1,5 +1,5 @@
 import { expect, test } from "vitest";
-import { count, isBroken, quantity, recorded, share, ticks, value } from "./format";
+import { count, isBroken, problemsOf, quantity, recorded, share, ticks, value } from "./format";
 
 test.each([
   [0, "0"],
@@ -49,4 +49,15 @@ test("ticks of one axis are written alike", () => {
   expect(ticks([0, 50000, 100000, 150000])).toEqual(["0", "5e4", "1e5", "1.5e5"]);
   expect(ticks([0, 0.0005, 0.001])).toEqual(["0", "5e−4", "1e−3"]);
   expect(ticks([0, 5000, 50000])).toEqual(["0", "5000", "50000"]);
+});
+
+test("a run that was not checked is not called sound", () => {
+  const counts = { errors: 0, warnings: 0, notes: 0, checked: 12 };
+  expect(problemsOf(counts)?.text).toBe("✔");
+  expect(problemsOf({ ...counts, checked: 0 })?.text).toBe("–");
+  expect(problemsOf({ ...counts, errors: 2, notes: 1 })).toMatchObject({
+    text: "3",
+    told: "2 errors, 1 note",
+  });
+  expect(problemsOf(null)).toBeNull();
 });

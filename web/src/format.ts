@@ -144,7 +144,8 @@ export function problemsOf(
   findings: FindingCounts | null | undefined,
 ): { text: string; told: string; severity: string } | null {
   if (findings === null || findings === undefined) return null;
-  const { errors, warnings, notes } = findings;
+  const { errors, warnings, notes, checked } = findings;
+  if (checked === 0) return { text: "–", told: "not checked: too little is recorded", severity: "unknown" };
   const parts = [
     [errors, "error"],
     [warnings, "warning"],

@@ -58,6 +58,7 @@ export interface FindingCounts {
   readonly errors: number;
   readonly warnings: number;
   readonly notes: number;
+  readonly checked: number;
 }
 
 /** One line of the list of runs. */

@@ -9,8 +9,8 @@ import numpy as np
 import pyarrow as pa
 
 from layerscope.diagnose.finding import Evidence, Finding, Severity, figure
-from layerscope.diagnose.recording import Flags, Recording
-from layerscope.records import Ints, Kind
+from layerscope.diagnose.recording import Recording
+from layerscope.records import Flags, Ints, Kind
 from layerscope.store.columns import flags, values
 
 #: Within a step the forward comes first, then the backward, what the optimizer applied, and what it left behind.

@@ -9,8 +9,8 @@ import numpy as np
 
 from layerscope.diagnose.finding import Finding, Severity, figure
 from layerscope.diagnose.gradients import applied
-from layerscope.diagnose.recording import FEWEST_STEPS, Flags, Histories, Place, Recording, medians
-from layerscope.records import Floats, Ints, Kind
+from layerscope.diagnose.recording import FEWEST_STEPS, Histories, Place, Recording, medians
+from layerscope.records import Flags, Floats, Ints, Kind
 
 DEAD_SHARE = 0.99  # of zeros in the output of a ReLU; sound ones were seen to reach 0.9
 RELU_LIKE = frozenset(("ReLU", "ReLU6", "Threshold", "Hardtanh", "Hardswish", "Hardsigmoid"))

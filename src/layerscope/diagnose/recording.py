@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from layerscope.diagnose.finding import Evidence
@@ -21,8 +20,6 @@ from layerscope.store.reader import Reader
 FEWEST_STEPS = 8  # recorded ones: with fewer, a median over time says little
 BEGINNING = 5  # steps that stand for the level at the start
 MOST_STEPS = 400  # of a longer run so many, spread evenly: medians stay the same, and it takes a fraction of the time
-
-Flags = npt.NDArray[np.bool_]
 
 #: The moments that rules need of a kind. Spikes of gradients are sought in all steps, the rest is read thinned out.
 COLUMNS = {

@@ -9,8 +9,8 @@ import numpy as np
 
 from layerscope.diagnose.finding import Finding, Severity, figure
 from layerscope.diagnose.gradients import applied
-from layerscope.diagnose.recording import Flags, Histories, Recording, medians
-from layerscope.records import UPDATE_RATIO, Floats, Ints, Kind, Reading
+from layerscope.diagnose.recording import Histories, Recording, medians
+from layerscope.records import UPDATE_RATIO, Flags, Floats, Ints, Kind, Reading
 
 LARGE_UPDATE = 0.2  # of the weights in every step; around 1e-3 is usual, small networks with Adam begin near 0.1
 WILD_UPDATE = 1.0  # nothing is left of the weights of the step before

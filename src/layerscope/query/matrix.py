@@ -10,13 +10,12 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from layerscope.query import rows
-from layerscope.records import Floats, Ids, Ints
+from layerscope.records import Flags, Floats, Ids, Ints
 from layerscope.stats import derive, spec
 from layerscope.store.columns import Numbers, filled, values
 from layerscope.store.order import places
 from layerscope.store.reader import Reader
 from layerscope.store.sources import Piece, in_threads
-from layerscope.store.wanted import Flags
 
 Cells = npt.NDArray[np.float32]
 States = npt.NDArray[np.uint8]

@@ -8,12 +8,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from layerscope.records import Floats, Ids, Ints
+from layerscope.records import Flags, Floats, Ids, Ints
 from layerscope.stats import buckets, derive, spec
 from layerscope.store.order import key_columns, places
 from layerscope.store.reader import KEYS, encoded
 from layerscope.store.tensors import arrays_of
-from layerscope.store.wanted import Flags
 
 #: What tells one history from another, in the order of the columns of every table.
 IDENTITY = ("site", "port", "kind", "mode", "dtype", "reading", "rank")

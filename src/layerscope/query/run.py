@@ -12,7 +12,7 @@ from layerscope.errors import SelectError
 from layerscope.query import rows, sql
 from layerscope.query.opened import OpenedRun
 from layerscope.query.table import Table
-from layerscope.records import Floats, Ints
+from layerscope.records import Flags, Floats, Ints
 from layerscope.select import Patterns, matching
 from layerscope.stats import buckets, derive
 from layerscope.store.wanted import Steps
@@ -35,6 +35,12 @@ class History:
     def nbytes(self) -> int:
         """Bytes in memory."""
         return self.bits.nbytes + self.steps.nbytes + sum(moment.nbytes for moment in self.moments.values())
+
+    def broken(self, name: str) -> Flags | None:
+        """At which values of a statistic the tensor holds NaN or Inf; None for one of the user's own."""
+        if name not in derive.STATS:
+            return None
+        return self.stat("nan") + self.stat("pos_inf") + self.stat("neg_inf") > 0
 
     def thinned(self, every: int) -> History:
         """The first summary of each `every` steps."""

@@ -9,9 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from layerscope.query.held import KeptValues
-from layerscope.records import Floats, Ints
+from layerscope.records import Flags, Floats, Ints
 from layerscope.stats import derive, spec
-from layerscope.store.wanted import Flags
 
 Sampled = tuple[
     Ints, Ints, dict[str, Floats]

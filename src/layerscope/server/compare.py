@@ -120,7 +120,8 @@ def _kpis(of_runs: dict[str, KpiCurves], request: Request) -> tuple[Curves, ...]
 def _curve(held: Held, stat: str, request: Request) -> RunCurve:
     if held.history is None:
         return RunCurve(held.run, None, held.lacking)
-    view = scalar_view(stat, *held.history.curve(stat), screen_of(request), share(request, "smooth"))
+    curve, smooth = held.history.curve(stat), share(request, "smooth")
+    view = scalar_view(stat, *curve, screen_of(request), smooth, held.history.broken(stat))
     return RunCurve(held.run, view, "")
 
 

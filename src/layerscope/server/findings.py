@@ -33,6 +33,7 @@ class FindingCounts:
     errors: int
     warnings: int
     notes: int
+    checked: int  # rules that were applied
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +165,8 @@ def routes(
 
 def counts_of(diagnosis: Diagnosis) -> FindingCounts:
     """How many findings of each severity there are."""
-    return FindingCounts(*(diagnosis.count(severity) for severity in Severity))
+    errors, warnings, notes = (diagnosis.count(severity) for severity in Severity)
+    return FindingCounts(errors, warnings, notes, diagnosis.checked)
 
 
 def findings_view(name: str, diagnosis: Diagnosis) -> FindingsView:

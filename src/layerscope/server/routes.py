@@ -116,7 +116,9 @@ def timeline(opened: Opened, name: str, request: Request) -> Timeline:
 def scalar(opened: Opened, name: str, request: Request) -> ScalarView:
     """One statistic of one series."""
     stat = chosen(request, "stat", opened.run.statistics)
-    return scalar_view(stat, *history_of(opened, request).curve(stat), screen_of(request), share(request, "smooth"))
+    history = history_of(opened, request)
+    curve, smooth = history.curve(stat), share(request, "smooth")
+    return scalar_view(stat, *curve, screen_of(request), smooth, history.broken(stat))
 
 
 def histogram(opened: Opened, name: str, request: Request) -> HistogramView:

@@ -10,8 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from layerscope.records import Bytes, Ints
-from layerscope.store.wanted import Flags
+from layerscope.records import Bytes, Flags, Ints
 
 Numbers = npt.NDArray[Any]  # of any of the types below
 _TYPES: dict[np.dtype[Any], pa.DataType] = {

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import numpy as np
 import pyarrow as pa
 
-from layerscope.records import Ids, Ints
+from layerscope.records import Flags, Ids, Ints
 from layerscope.store.columns import flags, numbers, values
 from layerscope.store.format import KEPT
-from layerscope.store.wanted import Flags, packed
+from layerscope.store.wanted import packed
 
 #: What a table is sorted by; rows alike in all of it keep the order of writing. Events stay as they came.
 SORT_KEYS = {

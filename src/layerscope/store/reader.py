@@ -10,14 +10,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from layerscope.errors import SelectError
-from layerscope.records import Bytes, Ints
+from layerscope.records import Bytes, Flags, Ints
 from layerscope.stats import spec
 from layerscope.store.columns import filled, flags, numbers, texts, values
 from layerscope.store.format import SCHEMA
 from layerscope.store.order import key_columns, places
 from layerscope.store.small import SmallTables
 from layerscope.store.sources import Piece, Sources
-from layerscope.store.wanted import Flags, Steps, Wanted
+from layerscope.store.wanted import Steps, Wanted
 
 KEYS = ("rank", "session", "step", "series")
 UNKNOWN_EXTRAS = "own statistics of unknown series"

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from layerscope.errors import StoreError
-from layerscope.records import STEP_TYPE, Dependencies, Graph, Ids, Ints
+from layerscope.records import STEP_TYPE, Dependencies, Flags, Graph, Ids, Ints
 from layerscope.store.columns import flags, numbers, texts, values
 from layerscope.store.dependencies import dependencies_of
 from layerscope.store.folder import Status, status_of
@@ -20,7 +20,7 @@ from layerscope.store.graph import read_graph
 from layerscope.store.order import SORT_KEYS, in_order, key_columns, without_earlier
 from layerscope.store.parts import Lately
 from layerscope.store.sources import RunFiles
-from layerscope.store.wanted import Flags, Wanted, packed
+from layerscope.store.wanted import Wanted, packed
 
 UNKNOWN_SERIES = "rows of unknown series"
 

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from layerscope.records import Ids, Ints
+from layerscope.records import Flags, Ids, Ints
 
-Flags = npt.NDArray[np.bool_]
 Steps = tuple[int, int] | Ints | None
 
 

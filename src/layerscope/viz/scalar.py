@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from layerscope.records import Floats, Ints
+from layerscope.records import Flags, Floats, Ints
 from layerscope.viz.screen import Screen, columns
 
 WIDEST = 1e8  # ratio of weights within one piece of a running mean
@@ -27,7 +27,7 @@ class ScalarView:
     low: Floats  # NaN where a column has no finite value
     high: Floats
     last: Floats  # as it is, NaN and infinite values too
-    not_finite: Ints  # NaN or infinite values in each column
+    not_finite: Ints  # in each column: values that are NaN or infinite, or are of tensors that hold such elements
     smooth: Floats  # running mean at the end of each column; empty where none is asked for
 
 
@@ -41,8 +41,13 @@ def kpis_in_order(columns: list[str]) -> list[str]:
     return sorted(names, key=lambda name: ("loss" not in name.lower(), name.lower() not in ("loss", "train_loss")))
 
 
-def scalar_view(name: str, steps: Ints, values: Floats, screen: Screen, smooth: float = 0.0) -> ScalarView:
-    """The values as a view; steps ascend. `smooth` is the weight that the running mean gives to what was before."""
+def scalar_view(
+    name: str, steps: Ints, values: Floats, screen: Screen, smooth: float = 0.0, broken: Flags | None = None
+) -> ScalarView:
+    """The values as a view; steps ascend. `smooth` is the weight that the running mean gives to what was before.
+
+    `broken` says which values are of tensors that hold NaN or Inf: statistics are of their finite elements.
+    """
     shown = screen.shows(steps)
     curve = smoothed(values, smooth)[shown] if smooth else np.zeros(0)
     steps, values = steps[shown], values[shown]
@@ -56,7 +61,8 @@ def scalar_view(name: str, steps: Ints, values: Floats, screen: Screen, smooth: 
     else:
         low, high = np.fmin.reduceat(finite, grouped.starts), np.fmax.reduceat(finite, grouped.starts)
         last = values[ends]
-        not_finite = np.add.reduceat(bad.astype(np.int64), grouped.starts)
+        marked = bad if broken is None else bad | broken[shown]
+        not_finite = np.add.reduceat(marked.astype(np.int64), grouped.starts)
     return ScalarView(
         name=name,
         thinned=len(grouped) < len(steps),
