@@ -34,7 +34,7 @@ NAMED = ("bugged", "fixed")
 NAMED_STEPS = 300
 #: Pictures of the documentation, by the views they are.
 DOCUMENTED = {
-    "page-graph.png": "gpt2-graph-dark-1280.png",
+    "page-graph.png": "gpt2-graph-whole-dark-1280.png",
     "page-traces.png": "unet-traces-light-1280.png",
     "page-heatmap.png": "mlp-exploding-heatmap-dark-1280.png",
     "page-findings.png": "mlp-exploding-findings-light-1280.png",
@@ -58,6 +58,7 @@ def views(run: str) -> Iterator[tuple[str, dict[str, str]]]:
     at_step = {"axis": "log", "oneStep": "1", "format": "float8_e5m2", "step": step}
     yield "charts-step", {"site": site, "kind": "output_grad", **at_step}
     yield "graph", {"view": "graph", "site": site, "step": step}
+    yield "graph-whole", {"view": "graph", "step": step}
     yield "heatmap", {"view": "heatmap", "site": site, "step": step}
     yield "findings", {"view": "findings"}
     yield "traces", {"view": "traces", "op": "9"}

@@ -174,6 +174,11 @@ export class Scope {
     return this.heatSteps ?? this.histogram.value?.last_steps ?? this.kpi?.last_steps;
   }
 
+  /** Whether somebody chose the site: it is not the one that each run begins with. */
+  get isSiteChosen(): boolean {
+    return this.sites.value !== null && this.selection.site !== firstSite(this.sites.value);
+  }
+
   /** The recorded step nearest to a place on the axis. */
   snapped(step: number): number | null {
     if (this.steps !== null) return this.steps[nearest(this.steps, step)] ?? null;
@@ -297,10 +302,14 @@ export class Scope {
       this.#write(false);
     }
     if (this.selection.site !== null && sites.series.length === 0) return;
-    const chosen = sites.series.find((entry) => entry.kind === "output") ?? sites.series[0];
-    if (chosen !== undefined) {
-      this.selection.site = chosen.site;
+    const chosen = firstSite(sites);
+    if (chosen !== null) {
+      this.selection.site = chosen;
       this.#write(false);
     }
   }
+}
+
+function firstSite({ series }: SiteList): string | null {
+  return (series.find((entry) => entry.kind === "output") ?? series[0])?.site ?? null;
 }

@@ -258,14 +258,16 @@ export class ModuleGraph {
     });
   }
 
-  /** The list of sites selects in the graph too: what hides the part is opened, but not for what came with the view. */
+  /** The list of sites selects in the graph too: what hides the part is opened, unless the address says what is open. */
   #follow(): void {
     const site = this.#scope.selection.site;
     const scene = this.scene;
     if (scene === null || site === null) return;
     untrack(() => {
-      const isSought = this.#scope.sought === site;
-      if (isSought || (this.#uncovered !== null && this.#uncovered !== site)) this.#uncover(scene, site);
+      const { sought, selection, isSiteChosen } = this.#scope;
+      const isNew =
+        this.#uncovered === null ? selection.expanded === null && isSiteChosen : this.#uncovered !== site;
+      if (sought === site || isNew) this.#uncover(scene, site);
       this.#uncovered = site;
       this.#scope.sought = null;
     });
