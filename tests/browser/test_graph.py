@@ -105,6 +105,27 @@ def test_a_click_opens_the_panel_with_value_beside_gradient_and_a_dragged_node_s
     expect(page.get_by_role("region", name="Panel of embed")).to_have_count(0)
 
 
+def test_the_panels_have_the_choices_of_the_charts_and_smooth_their_lines(visit: Visit, address: str) -> None:
+    page = visit.page
+    page.goto(f"{address}&site=head")
+    ready(page)
+    panels = page.get_by_test_id("panels")
+    tools = panels.get_by_role("group", name="Charts of the panels")
+    over_time = panels.get_by_role("img", name="Histogram of output of head over the steps")
+    expect(over_time).to_be_visible()
+    with page.expect_request(lambda request: "/histogram?" in request.url and "axis=symlog" in request.url):
+        tools.get_by_role("button", name="symlog").click()
+    slider = tools.get_by_role("slider", name="Smoothing in percent")
+    with page.expect_request(lambda request: "/scalar?" in request.url and "smooth=0.6" in request.url):
+        slider.fill("60")
+    tools.get_by_role("checkbox", name="log axis").check()
+    tools.get_by_role("button", name="one step").click()
+    expect(panels.get_by_test_id("histograms")).to_have_count(2)
+    expect(over_time).to_have_count(0)
+    for said in ("oneStep=1", "log=1", "smooth=60", "axis=symlog"):
+        expect(page).to_have_url(re.compile(said))
+
+
 def test_the_keyboard_walks_opens_enters_and_leaves(visit: Visit, address: str) -> None:
     page = visit.page
     page.goto(address)

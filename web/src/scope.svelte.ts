@@ -269,9 +269,9 @@ export class Scope {
   }
 
   /** Width and steps of the plots, for requests. */
-  screen(): string {
+  screen(width = this.width): string {
     const { every, first, last } = this.selection;
-    const parts = [`width=${this.width}`];
+    const parts = [`width=${width}`];
     if (every > 1) parts.push(`every=${every}`);
     if (first !== null) parts.push(`first=${Math.round(first)}`);
     if (last !== null) parts.push(`last=${Math.round(last)}`);
