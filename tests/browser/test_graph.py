@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Locator, Page, expect
+from playwright.sync_api import FloatRect, Locator, Page, expect
 from playwright.sync_api import TimeoutError as PlaywrightTimeoutError
 
 from layerscope.server.serve import PageServer
@@ -40,6 +40,20 @@ def point(page: Page, name: str) -> tuple[float, float]:
     assert box is not None
     where = [float(part(page, name).get_attribute(f"data-{axis}") or "nan") for axis in "xy"]
     return box["x"] + where[0], box["y"] + where[1]
+
+
+def box_of(of: Locator) -> FloatRect:
+    box = of.bounding_box()
+    assert box is not None
+    return box
+
+
+def drag_into_panels(page: Page, name: str) -> None:
+    page.mouse.move(*point(page, name))
+    page.mouse.down()
+    column = box_of(page.get_by_test_id("panels"))
+    page.mouse.move(column["x"] + 40, column["y"] + 200, steps=5)
+    page.mouse.up()
 
 
 def ready(page: Page) -> None:
@@ -91,12 +105,7 @@ def test_a_click_opens_the_panel_with_value_beside_gradient_and_a_dragged_node_s
     expect(panels.get_by_role("img", name="Histogram of output_grad of head")).to_be_visible()
     panels.get_by_role("combobox", name="Tensor").select_option(label="weight")
     expect(panels.get_by_role("img", name="Histogram of weight of head.weight")).to_be_visible()
-    page.mouse.move(*point(page, "embed"))
-    page.mouse.down()
-    column = page.get_by_test_id("panels").bounding_box()
-    assert column is not None
-    page.mouse.move(column["x"] + 40, column["y"] + 200, steps=5)
-    page.mouse.up()
+    drag_into_panels(page, "embed")
     expect(page.get_by_role("region", name="Panel of embed")).to_be_visible()
     expect(page.get_by_role("region", name="Panel of head")).to_be_visible()
     page.reload()
@@ -124,6 +133,21 @@ def test_the_panels_have_the_choices_of_the_charts_and_smooth_their_lines(visit:
     expect(over_time).to_have_count(0)
     for said in ("oneStep=1", "log=1", "smooth=60", "axis=symlog"):
         expect(page).to_have_url(re.compile(said))
+
+
+def test_the_bin_under_the_pointer_is_told_inside_the_panel(visit: Visit, address: str) -> None:
+    page = visit.page
+    page.goto(f"{address}&site=embed")
+    ready(page)
+    plot = page.get_by_test_id("panels").get_by_role("img", name="Histogram of output of embed over the steps")
+    room = box_of(plot)
+    for x in (70, 160, 270):
+        plot.hover(position={"x": x, "y": 40})
+        tip = plot.get_by_test_id("bin-tip")
+        expect(tip).to_have_text(re.compile(r"\S+ … \S+\s+(\d+ of 200|empty)"))
+        box = box_of(tip)
+        assert room["x"] <= box["x"]
+        assert box["x"] + box["width"] < room["x"] + room["width"] + 1
 
 
 def test_the_keyboard_walks_opens_enters_and_leaves(visit: Visit, address: str) -> None:
@@ -206,7 +230,10 @@ def test_an_older_run_shows_nested_modules_and_says_why_it_has_no_arrows(visit: 
     write_graph_run(tmp_path / "runs" / "old", blocks_graph(calls=False))
     with PageServer(tmp_path / "runs", port=0) as server:
         page.goto(f"{server.address}#run=old&view=graph")
-        expect(page.get_by_role("note")).to_contain_text("recorded without the calls")
+        note = page.get_by_role("note")
+        expect(note).to_contain_text("recorded without the calls")
+        page.set_viewport_size({"width": 1000, "height": 800})
+        assert note.evaluate("(note) => note.scrollWidth <= note.clientWidth")
         expect(part(page, "embed")).to_have_count(1)
 
 
