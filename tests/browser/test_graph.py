@@ -150,6 +150,26 @@ def test_the_bin_under_the_pointer_is_told_inside_the_panel(visit: Visit, addres
         assert box["x"] + box["width"] < room["x"] + room["width"] + 1
 
 
+def test_the_tooltip_stays_inside_the_picture(visit: Visit, address: str) -> None:
+    page = visit.page
+    page.goto(address)
+    ready(page)
+    room, tip = box_of(graph(page)), page.get_by_test_id("graph-tip")
+    x, y = point(page, "head")
+    # Have the box at the right edge, where little is left of the picture.
+    page.mouse.move(room["x"] + 30, y)
+    page.mouse.down()
+    page.mouse.move(room["x"] + 30 + room["x"] + room["width"] - 40 - x, y, steps=4)
+    page.mouse.up()
+    page.mouse.move(*point(page, "head"))
+    expect(tip).to_be_visible()
+    box = box_of(tip)
+    assert box["width"] > 200
+    assert room["x"] <= box["x"]
+    assert box["x"] + box["width"] <= room["x"] + room["width"]
+    assert box["y"] + box["height"] <= room["y"] + room["height"]
+
+
 def test_the_keyboard_walks_opens_enters_and_leaves(visit: Visit, address: str) -> None:
     page = visit.page
     page.goto(address)
