@@ -41,10 +41,11 @@ function grown({ x, y, width, height }: Rect, by: number): Rect {
   return { x: x - by, y: y - by, width: width + 2 * by, height: height + 2 * by };
 }
 
-/** A triangle at the upper right corner: a finding is about this part, or about one inside it. */
+/** A triangle on the upper right corner, clear of the words below it: a finding is about this part, or about one inside it. */
 function drawAlarm(pen: Pen, box: Rect): void {
   const { context, look } = pen;
-  const [x, y, r] = [box.x + box.width - 3, box.y + 1, Math.max(8, 6 / pen.scale)];
+  const r = Math.max(8, 6 / pen.scale);
+  const [x, y] = [box.x + box.width - 3, box.y + 2 - r * 0.75];
   context.beginPath();
   context.moveTo(x, y - r);
   context.lineTo(x + r, y + r * 0.75);
