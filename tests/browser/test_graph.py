@@ -150,6 +150,15 @@ def test_the_bin_under_the_pointer_is_told_inside_the_panel(visit: Visit, addres
         assert box["x"] + box["width"] < room["x"] + room["width"] + 1
 
 
+def test_a_folded_box_is_kept_as_what_a_click_on_it_selects(visit: Visit, address: str) -> None:
+    page = visit.page
+    page.goto(address)
+    ready(page)
+    drag_into_panels(page, "repeat:blocks.0")
+    expect(page.get_by_role("button", name="Close the panel of blocks.0")).to_be_visible()
+    expect(page).to_have_url(re.compile("pins=blocks.0"))
+
+
 def test_the_tooltip_stays_inside_the_picture(visit: Visit, address: str) -> None:
     page = visit.page
     page.goto(address)

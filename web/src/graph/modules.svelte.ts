@@ -181,7 +181,7 @@ export class ModuleGraph {
       this.#scope.select({ site: scene.graph.sites[scene.entered] ?? "", kind, port: pill.port.name });
       return;
     }
-    const site = scene.graph.sites[scene.members(part)[0] ?? part] ?? "";
+    const site = scene.siteOf(part);
     this.#grouped = scene.graph.sites[part] === "" ? part : null;
     if (site !== "") this.#scope.selectSite(site);
   }

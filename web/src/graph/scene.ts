@@ -117,6 +117,11 @@ export class Scene {
     );
   }
 
+  /** The site that a part stands for: of several the first. */
+  siteOf(part: number): string {
+    return this.graph.sites[this.members(part)[0] ?? part] ?? "";
+  }
+
   /** Where the flows into a merge come from: calls, or the input of the call around it and the call that gave it. */
   sourcesOf(merge: number): readonly Branch[] {
     return new Branches(this.graph, this.#orders).into(merge);
