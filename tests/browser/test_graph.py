@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -157,6 +158,21 @@ def test_a_folded_box_is_kept_as_what_a_click_on_it_selects(visit: Visit, addres
     drag_into_panels(page, "repeat:blocks.0")
     expect(page.get_by_role("button", name="Close the panel of blocks.0")).to_be_visible()
     expect(page).to_have_url(re.compile("pins=blocks.0"))
+
+
+def test_the_tools_stay_beside_a_path_that_gives_way(visit: Visit, address: str) -> None:
+    page = visit.page
+    page.goto(f"{address}&entered=blocks.1.norm&expanded=(model)+repeat%253Ablocks.0+blocks.1+blocks.1.norm")
+    crumbs = page.get_by_role("navigation", name="Entered modules").get_by_role("button")
+    expect(crumbs).to_have_count(4)
+    zoom = page.get_by_role("group", name="Zoom")
+    keep = page.get_by_role("group", name="Download").nth(1)  # after that of the KPIs
+    names = [*crumbs.all(), *zoom.get_by_role("button").all(), *keep.get_by_role("button").all()]
+    boxes = [box_of(each) for each in names]
+    for before, after in itertools.pairwise(boxes):
+        assert before["x"] + before["width"] <= after["x"] + 1
+    whole = crumbs.last.evaluate("(crumb) => crumb.scrollWidth <= crumb.clientWidth")
+    assert whole
 
 
 def test_the_tooltip_stays_inside_the_picture(visit: Visit, address: str) -> None:
