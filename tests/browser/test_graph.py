@@ -160,6 +160,22 @@ def test_a_folded_box_is_kept_as_what_a_click_on_it_selects(visit: Visit, addres
     expect(page).to_have_url(re.compile("pins=blocks.0"))
 
 
+@pytest.mark.parametrize(("width", "columns"), [(1280, 1), (1920, 2)])
+def test_panels_stand_side_by_side_where_there_is_room(visit: Visit, address: str, width: int, columns: int) -> None:
+    page = visit.page
+    page.set_viewport_size({"width": width, "height": 1080})
+    page.goto(f"{address}&site=embed&pins=head+blocks.1+blocks.2")
+    ready(page)
+    panels = page.get_by_test_id("site-panel")
+    expect(panels).to_have_count(4)
+    assert len({box_of(panel)["x"] for panel in panels.all()}) == columns
+    assert all(box_of(panel)["width"] >= 320 for panel in panels.all())
+    assert box_of(graph(page))["width"] >= 640
+    page.mouse.click(*point(page, "head"))  # kept already: nothing moves
+    expect(panels).to_have_count(3)
+    assert len({box_of(panel)["x"] for panel in panels.all()}) == columns
+
+
 def test_the_tools_stay_beside_a_path_that_gives_way(visit: Visit, address: str) -> None:
     page = visit.page
     page.goto(f"{address}&entered=blocks.1.norm&expanded=(model)+repeat%253Ablocks.0+blocks.1+blocks.1.norm")
