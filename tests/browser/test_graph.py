@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import csv
 import itertools
 import re
 from collections.abc import Iterator
@@ -55,6 +56,19 @@ def drag_into_panels(page: Page, name: str) -> None:
     column = box_of(page.get_by_test_id("panels"))
     page.mouse.move(column["x"] + 40, column["y"] + 200, steps=5)
     page.mouse.up()
+
+
+def branches_below(page: Page, name: str) -> Locator:
+    """The panel of the merge below a part, which is clicked."""
+    x, y = point(page, name)
+    scale = float(graph(page).get_attribute("data-scale") or 1)
+    branches = page.get_by_test_id("branches")
+    for below in range(30, 70, 4):
+        page.mouse.click(x, y + below * scale)
+        with contextlib.suppress(PlaywrightTimeoutError):  # the click missed the small mark, or the page is still busy
+            branches.wait_for(timeout=700)
+            break
+    return branches
 
 
 def ready(page: Page) -> None:
@@ -211,6 +225,26 @@ def test_the_tooltip_stays_inside_the_picture(visit: Visit, address: str) -> Non
     assert box["y"] + box["height"] <= room["y"] + room["height"]
 
 
+def test_the_mark_of_a_finding_is_clear_of_how_many_a_box_stands_for(visit: Visit, tmp_path: Path) -> None:
+    page = visit.page
+    write_graph_run(tmp_path / "runs" / "five", blocks_graph(blocks=5))  # the last block holds NaN
+    with PageServer(tmp_path / "runs", port=0) as server:
+        page.goto(f"{server.address}#run=five&view=graph")
+        ready(page)
+        expect(graph(page).locator("i").first).to_be_attached()  # the ring around what a finding is about
+        with page.expect_download() as download:
+            page.get_by_role("group", name="Download").nth(1).get_by_role("button", name="SVG").click()
+        page.set_content(download.value.path().read_text())
+    marks = page.locator("path").evaluate_all(
+        "(all) => all.filter((path) => /^M[^A-Z]+L[^A-Z]+L[^A-Z]+Z$/.test(path.getAttribute('d')))"
+        ".map((path) => path.getBoundingClientRect().toJSON())"
+    )
+    words = box_of(page.get_by_text("×5"))
+    beside = [mark for mark in marks if abs(mark["right"] - words["x"] - words["width"]) < 20]
+    assert any(abs(mark["bottom"] - words["y"]) < 20 for mark in beside)
+    assert all(mark["bottom"] <= words["y"] or mark["top"] >= words["y"] + words["height"] for mark in beside)
+
+
 def test_the_keyboard_walks_opens_enters_and_leaves(visit: Visit, address: str) -> None:
     page = visit.page
     page.goto(address)
@@ -274,16 +308,28 @@ def test_where_a_skip_connection_meets_its_branch_both_are_on_one_axis(visit: Vi
     page = visit.page
     page.goto(f"{address}&expanded=(model)+repeat%253Ablocks.0+blocks.0&entered=blocks.0")
     expect(part(page, "blocks.0.mlp")).to_have_count(1)
-    x, y = point(page, "blocks.0.mlp")
-    scale = float(graph(page).get_attribute("data-scale") or 1)
-    branches = page.get_by_test_id("branches")
-    for below in range(30, 70, 4):
-        page.mouse.click(x, y + below * scale)
-        with contextlib.suppress(PlaywrightTimeoutError):  # the click missed the small mark, or the page is still busy
-            branches.wait_for(timeout=700)
-            break
+    branches = branches_below(page, "blocks.0.mlp")
     expect(branches).to_contain_text("Where 2 branches meet")
     expect(branches.get_by_role("listitem")).to_contain_text(["input (embed)", "mlp", "mlp"])
+
+
+def test_branches_share_the_choice_of_the_axis_and_are_kept_as_files(visit: Visit, address: str) -> None:
+    page = visit.page
+    page.goto(f"{address}&site=embed&expanded=(model)+repeat%253Ablocks.0+blocks.0&entered=blocks.0")
+    expect(part(page, "blocks.0.mlp")).to_have_count(1)
+    branches = branches_below(page, "blocks.0.mlp")
+    heads = branches.get_by_role("heading", level=4)
+    expect(heads).to_contain_text(["values: rms", "gradients: rms"])
+    expect(branches).not_to_contain_text("log axis")
+    page.get_by_test_id("panels").get_by_role("checkbox", name="log axis").check()
+    expect(heads).to_contain_text(["values: rms, log axis", "gradients: rms, log axis"])
+    lower = branches.get_by_role("img", name="gradients of the branches over the steps")
+    expect(lower).not_to_have_attribute("style", re.compile("--labels"))
+    with page.expect_download() as download:
+        heads.first.get_by_role("button", name="CSV").click()
+    rows = list(csv.DictReader(download.value.path().read_text().splitlines()))
+    assert {row["curve"] for row in rows} == {"input (embed)", "mlp"}
+    assert len(rows) == 12
 
 
 def test_an_older_run_shows_nested_modules_and_says_why_it_has_no_arrows(visit: Visit, tmp_path: Path) -> None:
