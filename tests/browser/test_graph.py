@@ -332,6 +332,22 @@ def test_branches_share_the_choice_of_the_axis_and_are_kept_as_files(visit: Visi
     assert len(rows) == 12
 
 
+def test_a_selected_merge_is_in_the_address_until_a_site_is_selected(visit: Visit, address: str) -> None:
+    page = visit.page
+    page.goto(f"{address}&site=embed&expanded=(model)+repeat%253Ablocks.0+blocks.0&entered=blocks.0")
+    expect(part(page, "blocks.0.mlp")).to_have_count(1)
+    branches = branches_below(page, "blocks.0.mlp")
+    page.reload()
+    expect(branches).to_contain_text("Where 2 branches meet")
+    page.mouse.click(*point(page, "blocks.0.mlp"))
+    expect(branches).to_have_count(0)
+    expect(page).not_to_have_url(re.compile("merge="))
+    page.go_back()
+    expect(branches).to_be_visible()
+    page.get_by_role("tree", name="Sites").get_by_role("treeitem", name=re.compile("^embed")).click()
+    expect(page.get_by_role("region", name="Panel of embed")).to_be_visible()
+
+
 def test_an_older_run_shows_nested_modules_and_says_why_it_has_no_arrows(visit: Visit, tmp_path: Path) -> None:
     page = visit.page
     write_graph_run(tmp_path / "runs" / "old", blocks_graph(calls=False))

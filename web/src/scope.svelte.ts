@@ -22,6 +22,7 @@ const PLACES = [
   "op",
   "within",
   "entered",
+  "merge",
   "pane",
   "node",
 ] as const;
@@ -146,7 +147,9 @@ export class Scope {
   );
 
   /** Change the selection, and the address with it. */
-  select(changes: Partial<Selection>): void {
+  select(wanted: Partial<Selection>): void {
+    // Whoever selects a site wants to see that, and no merge any more.
+    const changes = "site" in wanted ? { merge: null, ...wanted } : wanted;
     const moved = PLACES.some((name) => name in changes && changes[name] !== this.selection[name]);
     Object.assign(this.selection, changes);
     this.#write(moved);

@@ -47,6 +47,8 @@ export interface Selection {
   entered: string | null;
   expanded: string | null;
   pins: string | null;
+  /** The merge that is looked at, instead of the site (see `mergeKey`). */
+  merge: string | null;
   /** The kind whose statistic colours the graph; "none" for no colours. */
   by: string | null;
   /** Runs that are compared with the chosen one. */
@@ -111,6 +113,7 @@ export const START: Readonly<Selection> = {
   entered: null,
   expanded: null,
   pins: null,
+  merge: null,
   by: null,
   runs: [],
   comparing: null,
@@ -150,6 +153,7 @@ const TEXTS = [
   "entered",
   "expanded",
   "pins",
+  "merge",
   "by",
   "comparing",
   "pane",

@@ -8,6 +8,7 @@ import { ask, Resource } from "../resource.svelte";
 import type { Scope } from "../scope.svelte";
 import { keysIn, keysText } from "../selection";
 import type { FindingsView, GroupOrders, NestedGraph, PartNumbers } from "../wire.gen";
+import { mergeKey, mergeNamed } from "./merges";
 import { Scene } from "./scene";
 import { coloured, tintsOf } from "./tint";
 
@@ -23,8 +24,6 @@ export class ModuleGraph {
   scene = $state.raw<Scene | null>(null);
   /** Counts the arrangements of the scene. */
   version = $state(0);
-  /** The merge that is looked at, instead of a site. */
-  merge = $state<number | null>(null);
   /** The folded part that was selected, instead of the first site in it. */
   #grouped: number | null = null;
   #uncovered: string | null = null;
@@ -71,6 +70,14 @@ export class ModuleGraph {
   readonly #numberOf = $derived.by(() => {
     const numbers = this.numbers.value;
     return new Map(Array.from(numbers?.parts ?? [], (part, at) => [part, numbers?.values[at] ?? Number.NaN]));
+  });
+
+  /** The merge that is looked at, instead of a site: once it is known what meets there. */
+  readonly merge = $derived.by(() => {
+    void this.version;
+    const [{ merge }, scene] = [this.#scope.selection, this.scene];
+    const part = merge === null || scene === null ? null : mergeNamed(scene, merge);
+    return part === null || scene?.sourcesOf(part).length === 0 ? null : part;
   });
 
   readonly pins = $derived.by(() => keysIn(this.#scope.selection.pins));
@@ -173,8 +180,10 @@ export class ModuleGraph {
   select(part: number): void {
     const scene = this.scene;
     if (scene === null) return;
-    this.merge = scene.graph.roles[part] === "merge" ? part : null;
-    if (this.merge !== null) return;
+    if (scene.graph.roles[part] === "merge") {
+      this.#scope.select({ merge: mergeKey(scene, part) });
+      return;
+    }
     const pill = scene.pill(part);
     if (pill !== null) {
       const kind = pill.isInput ? "input" : "output";
@@ -274,7 +283,6 @@ export class ModuleGraph {
   }
 
   #uncover(scene: Scene, site: string): void {
-    this.merge = null;
     const part = this.partOf(site);
     if (part === null) return;
     const chain = scene.chain(part);
