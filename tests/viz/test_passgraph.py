@@ -103,6 +103,14 @@ def test_a_module_is_told_by_the_first_of_the_tensors_it_returns_and_how_many_th
     assert dict(zip(graph.modules.names, graph.modules.details, strict=True))["lstm"] == "LSTM 5×2×48 +2"
 
 
+def test_an_operation_that_stands_for_its_module_names_it() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Sequential(nn.ReLU(), nn.Linear(4, 2)))
+    graph = PassGraph(nested(ls.trace(model, torch.randn(3, 4)).record)).view()
+    leaves = graph.inside.operations
+    found = dict(zip(leaves.names, leaves.details, strict=True))
+    assert (found["linear_1_1"], found["relu_1_2"], found["linear_2_3"]) == ("@ 0 3×4", "@ 0 3×4", "@ 1 3×2")
+
+
 def test_times_of_a_module_are_those_of_its_operations_added_up() -> None:
     graph = PassGraph(nested(looped().record()))
     numbers = dict(zip(*graph.numbers("elapsed_s"), strict=True))

@@ -51,7 +51,7 @@ class Wording:
             border = "from outside" if block.role is BlockRole.INPUT else "to outside"
             return (_shape(last),) if last.role.value == block.role.value else (_shape(last), border)
         shapes = ", ".join(self._parameter_shapes(last))
-        found = (self._path_below(block), _shape(last), f"params {shapes}" if shapes else "")
+        found = (self.path_below(block), _shape(last), f"params {shapes}" if shapes else "")
         return tuple(line for line in found if line)
 
     def tooltip(self, block: Block) -> str:
@@ -88,7 +88,8 @@ class Wording:
         around = self._blocks[block.parent].path if block.parent >= 0 else ""
         return block.path.removeprefix(f"{around}.") if around else block.path or self._class_name(block)
 
-    def _path_below(self, block: Block) -> str:
+    def path_below(self, block: Block) -> str:
+        """Of an operation that is drawn instead of its module, which module that is."""
         around = self._blocks[block.parent].path if block.parent >= 0 else ""
         return "" if block.path == around else f"@ {self._short_path(block)}"
 
