@@ -40,7 +40,11 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for step in range(6):
             given = model(torch.randn(4, 8), 10 * torch.randn(4, 8), scale=torch.full((1,), 3.0))
             given["logits"].pow(2).mean().backward()
+            if step == 2:
+                model.eval()(torch.randn(4, 8), torch.zeros(4, 8), scale=torch.zeros(1))
+                model.train()
             run.step(loss=step)
+    ls.trace(model, torch.randn(4, 8), torch.randn(4, 8), scale=torch.ones(1)).save(folder / "gated")
     deep = nn.Sequential(
         *(nn.Sequential(nn.Linear(4, 4), nn.Sequential(nn.Linear(4, 4), nn.ReLU())) for _ in range(12))
     )
@@ -83,6 +87,20 @@ def test_a_tensor_that_was_named_carries_its_name_and_meets_the_right_argument(v
     expect(graph(page).get_by_role("treeitem", name="where branches meet", selected=True)).to_have_count(1)
     branches = page.get_by_test_id("branches")
     expect(branches.get_by_role("listitem").filter(has_text="input.scale").first).to_contain_text("3")
+
+
+def test_colours_are_those_of_training_or_of_evaluation_and_tooltips_count_flops(visit: Visit, address: str) -> None:
+    page = visit.page
+    page.goto(f"{address}#run=gated&view=graph&step=4")
+    legend = page.get_by_test_id("graph-legend")
+    expect(legend).to_contain_text("output rms, step 4")
+    page.get_by_role("combobox", name="Mode").select_option("eval")
+    expect(legend).to_contain_text("output rms in eval, step 2")
+    page.reload()
+    expect(legend).to_contain_text("output rms in eval, step 2")
+    page.mouse.move(*point(page, "encoder"))
+    flops = 2 * 4 * 8 * 16 + 4 * 16
+    expect(page.get_by_test_id("graph-tip")).to_contain_text(f"FLOPs{flops:,}")
 
 
 def test_a_double_click_at_the_edge_opens_what_it_points_at(visit: Visit, address: str) -> None:

@@ -625,6 +625,7 @@ export interface NestedGraph {
 export interface PartNumbers {
   readonly kind: string;
   readonly stat: string;
+  readonly mode: string;
   readonly step: number | null;
   readonly parts: Float64Array;
   readonly values: Float64Array;

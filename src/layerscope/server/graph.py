@@ -10,13 +10,16 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from layerscope.errors import StoreError
 from layerscope.query.run import Run
 from layerscope.records import Kind, Mode
 from layerscope.server.asked import FARTHEST_STEP, chosen, integer
 from layerscope.server.catalogue import Opened
 from layerscope.store.format import GRAPH
+from layerscope.store.passes import pass_folders, passes_revision, read_head
 from layerscope.viz.modulegraph import ModuleGraph, PartNumbers, part_numbers
 from layerscope.viz.nestedgraph import GroupOrders, NestedGraph
+from layerscope.viz.pass_overview import flops_of_calls
 
 Answer = Callable[[Opened, str, Request], object]
 KEPT = 4  # graphs of runs that were looked at last
@@ -37,7 +40,7 @@ class _Graphs:
     """The graphs that were asked for last, made anew when calls were added."""
 
     def __init__(self) -> None:
-        self._known: dict[Run, tuple[int, ModuleGraph]] = {}
+        self._known: dict[Run, tuple[tuple[int, int], ModuleGraph]] = {}
 
     def whole(self, opened: Opened, name: str, request: Request) -> NestedGraph:
         """The parts of the graph, and the order of the groups that are open at first."""
@@ -55,32 +58,47 @@ class _Graphs:
         run = opened.run
         kind = chosen(request, "kind", tuple(kind.value for kind in Kind))
         stat = chosen(request, "stat", run.statistics)
-        mode = request.query_params.get("mode", Mode.TRAIN.value)
         step = integer(request, "step", FARTHEST_STEP, -FARTHEST_STEP)
-        at = _recorded(run, kind, step)
-        table = run.stats(kind=kind, stat=stat, steps=(at, at)).arrow()
+        at, mode = _recorded(run, kind, request.query_params.get("mode", Mode.TRAIN.value), step)
+        table = run.stats(kind=kind, stat=stat, mode=mode, steps=(at, at)).arrow()
         return part_numbers(self._graph(run, name).parts, table, Kind(kind), stat, mode)
 
     def _graph(self, run: Run, name: str) -> ModuleGraph:
         path = run.path / GRAPH
-        written = path.stat().st_mtime_ns if path.is_file() else 0
+        written = (path.stat().st_mtime_ns if path.is_file() else 0, passes_revision(run.path))
         kept = self._known.pop(run, None)
         if kept is None or kept[0] != written:
             found = run.graph()
             if found is None or not found.modules:
                 raise HTTPException(404, f"The run {name!r} holds no modules: nothing was watched that has any.")
-            kept = (written, ModuleGraph(found))
+            kept = (written, ModuleGraph(found, _flops(run)))
         self._known[run] = kept  # as the newest
         while len(self._known) > KEPT:
             del self._known[next(iter(self._known))]
         return kept[1]
 
 
-def _recorded(run: Run, kind: str, step: int) -> int:
-    """The last step up to the one asked for at which the first series of the kind was recorded, else the first such."""
-    series = run.series().arrow().to_pylist()
-    first = next((row for row in series if row["kind"] == kind), None)
-    if first is None:
+def _flops(run: Run) -> dict[str, int]:
+    """The FLOPs of every call in the newest trace of a run, by its site; nothing where there is no trace."""
+    folders = pass_folders(run.path)
+    if not folders:
+        return {}
+    try:
+        return flops_of_calls(read_head(folders[-1]).record)
+    except StoreError:  # the view of traces says why it cannot be read
+        return {}
+
+
+def _recorded(run: Run, kind: str, mode: str, step: int) -> tuple[int, str]:
+    """The last step up to the one asked for at which the first series of the kind was recorded, else the first such.
+
+    In the mode asked for, or where the kind has none of it, in the one it has.
+    """
+    series = [row for row in run.series().arrow().to_pylist() if row["kind"] == kind]
+    if not series:
         raise HTTPException(404, f"The run has no {kind!r}. Choose a kind that was recorded.")
-    steps = np.sort(run.stats(first["site"], kind=kind, stat="count").arrow().column("step").to_numpy())
-    return int(steps[max(0, int(np.searchsorted(steps, step, "right")) - 1)]) if len(steps) else step
+    first = next((row for row in series if row["mode"] == mode), series[0])
+    table = run.stats(first["site"], kind=kind, mode=first["mode"], stat="count").arrow()
+    steps = np.sort(table.column("step").to_numpy())
+    at = int(steps[max(0, int(np.searchsorted(steps, step, "right")) - 1)]) if len(steps) else step
+    return at, first["mode"]

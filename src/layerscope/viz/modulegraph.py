@@ -33,8 +33,10 @@ LOG_RANGE = 100.0  # values that differ by more than this factor are coloured by
 class ModuleGraph:
     """The graph of one run, kept while the run is looked at."""
 
-    def __init__(self, graph: Graph) -> None:
+    def __init__(self, graph: Graph, flops: Mapping[str, int] | None = None) -> None:
+        """`flops` are those of one pass by site, as far as they are known."""
         self.parts = CallParts(graph)
+        self._flops = flops or {}
         self._order = CallOrder(self.parts)
 
     @cached_property
@@ -59,7 +61,7 @@ class ModuleGraph:
             title_widths=tuple(min(SHORTEST_TITLE, round(text_width(n, 11.0, bold=True)) + 40) for n, _ in words),
             times=tuple(times),
             sites=tuple(part.site for part in parts),
-            facts=tuple(_facts(part, wording.parameters(part)) for part in parts),
+            facts=tuple(_facts(part, wording.parameters(part), self._flops.get(part.site, 0)) for part in parts),
             opened=tuple(opened),
             groups=tuple(self.group(index) for index in (groups if len(parts) <= SENT_WHOLE else opened)),
         )
@@ -173,7 +175,7 @@ class _Wording:
         return part.module.class_name if part.module else ""
 
 
-def _facts(part: Part, parameters: int) -> str:
+def _facts(part: Part, parameters: int, flops: int) -> str:
     """What the tooltip says: one line each, key and value apart."""
     if part.role is PartRole.MERGE:
         return ""
@@ -184,6 +186,8 @@ def _facts(part: Part, parameters: int) -> str:
         rows += [(port, shape_text(shape)) for port, shape in _distinct(part.call)]
     if parameters:
         rows.append(("parameters", f"{parameters:,}"))
+    if flops and part.role is not PartRole.TENSOR:
+        rows.append(("FLOPs", f"{flops:,}"))
     if part.module is not None and part.role is not PartRole.TENSOR:
         rows += list(_extra(part.module.detail))
     return "\n".join(f"{_shown(key)}\t{_shown(value)}" for key, value in rows)
@@ -219,6 +223,7 @@ class PartNumbers:
 
     kind: str
     stat: str
+    mode: str
     step: int | None  # the last one recorded at or before the step asked for
     parts: Ints
     values: Floats
@@ -249,6 +254,7 @@ def part_numbers(parts: CallParts, table: pa.Table, kind: Kind, stat: str, mode:
     return PartNumbers(
         kind=kind.value,
         stat=stat,
+        mode=mode,
         step=steps[0] if steps else None,
         parts=np.array([index for index, _ in numbers], np.int64),
         values=values,

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from layerscope.operations import Operation, PassRecord, Role, field_of_all
+from layerscope.query.callparts import MODEL
 from layerscope.query.layers import Naming
 from layerscope.records import Floats
 from layerscope.viz.pass_page import Fact, OperationLink, link
@@ -74,3 +75,16 @@ def amounts(operations: Sequence[Operation], field: str) -> Floats:
         computed = np.array([role is Role.OPERATION for role in field_of_all(operations, "role")], np.bool_)
         values[~(leads & computed)] = np.nan
     return values
+
+
+def flops_of_calls(record: PassRecord) -> dict[str, int]:
+    """The FLOPs inside every call of a pass, by the site that it is when the model is watched."""
+    of_calls = [0] * len(record.calls)
+    counted = np.nan_to_num(amounts(record.operations, "flops")).astype(np.int64).tolist()
+    for flops, inside in zip(counted, field_of_all(record.operations, "call"), strict=True):
+        call: int | None = inside if flops else None
+        while call is not None:
+            of_calls[call] += flops
+            call = record.calls[call].parent
+    calls = zip(record.calls, of_calls, strict=True)
+    return {f"{call.path or MODEL}{f'#{call.number}' if call.number > 1 else ''}": flops for call, flops in calls}

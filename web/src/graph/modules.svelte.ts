@@ -52,6 +52,10 @@ export class ModuleGraph {
     distinctKinds((this.#scope.sites.value?.series ?? []).map((entry) => entry.kind)),
   );
 
+  readonly modes = $derived.by(() => [
+    ...new Set((this.#scope.sites.value?.series ?? []).map((entry) => entry.mode)),
+  ]);
+
   /** The kind whose statistic colours the graph. */
   readonly by = $derived.by(
     () =>
@@ -254,7 +258,7 @@ export class ModuleGraph {
     if (step !== null) asked.push(`step=${Math.round(step)}`);
     this.numbers.load(
       `${this.#address}/graph-numbers?${asked.join("&")}`,
-      `${this.#address} ${this.by} ${stat}`,
+      `${this.#address} ${this.by} ${stat} ${mode}`,
     );
   }
 
