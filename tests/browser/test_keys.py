@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -38,3 +39,34 @@ def test_keys_work_while_a_slider_or_a_box_has_the_focus(visit: Visit, address: 
     page.get_by_role("searchbox").press("]")
     expect(page.get_by_role("searchbox")).to_have_value("]")
     expect(step).to_have_text("step 4")
+
+
+def test_runs_are_ticked_for_comparison_by_the_keyboard_alone(visit: Visit, address: str) -> None:
+    page = visit.page
+    page.goto(f"{address}#run=a")
+    runs = page.get_by_test_id("runs")
+    rows = runs.get_by_role("row")
+    expect(rows).to_have_count(3)
+    expect(runs).to_have_accessible_description(re.compile("Space ticks the run"))
+    first, second, third = rows.locator(".name").all_inner_texts()
+    ticked = {name: page.get_by_role("checkbox", name=f"Compare {name}") for name in (first, second, third)}
+    title = page.get_by_test_id("run-title")
+    runs.focus()
+    page.keyboard.press("ArrowUp")
+    page.keyboard.press("ArrowUp")
+    expect(title).to_have_text(first)
+    for _ in (second, third):
+        page.keyboard.press("Shift+ArrowDown")
+        page.keyboard.press("Space")
+    expect(rows.nth(2)).to_be_focused()
+    expect(title).to_have_text(first)
+    for box in ticked.values():
+        expect(box).to_be_checked()
+    expect(page).to_have_url(re.compile(f"runs={second}&runs={third}$"))
+    page.keyboard.press("Space")
+    expect(ticked[third]).not_to_be_checked()
+    page.keyboard.press("Enter")
+    expect(title).to_have_text(third)
+    page.keyboard.press("ArrowUp")
+    expect(title).to_have_text(second)
+    expect(rows.nth(1)).to_be_focused()
