@@ -117,7 +117,10 @@ def test_an_empty_folder_says_what_to_do_and_shows_the_first_run_when_it_comes(v
     page = visit.page
     with PageServer(tmp_path, port=0) as server:
         page.goto(server.address)
-        expect(page.get_by_text("No runs yet")).to_be_visible()
+        stage = page.get_by_test_id("stage")
+        expect(stage).to_contain_text("No runs in this folder yet")
+        expect(stage).to_contain_text(f'ls.watch(model, to="{tmp_path.name}/first")')
+        expect(page.get_by_text("Choose a run", exact=True)).to_have_count(0)
         expect(page.get_by_test_id("live")).to_have_attribute("data-connected", "true")
         write_run(tmp_path / "first", steps=3)
         expect(page.get_by_test_id("histogram")).to_be_visible(timeout=15_000)
