@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -48,3 +49,45 @@ def test_a_found_site_that_is_too_long_shows_its_end(visit: Visit, address: str)
     page.goto(f"{address}#run=layers")
     page.get_by_role("searchbox").fill("attn")
     assert row.get_by_text("h.0.attn").locator("xpath=..").evaluate(ENDS) == [True, True]
+
+
+def test_a_site_that_the_run_lacks_is_told_and_stays_in_the_address(visit: Visit, address: str) -> None:
+    page = visit.page
+    page.goto(f"{address}#run=layers&site=<b>gone")
+    told = page.get_by_text("The run has no site “<b>gone”: showing “embed”.")
+    expect(told).to_be_visible()
+    expect(page.get_by_test_id("site-title")).to_have_text("embed")
+    expect(page.get_by_test_id("histogram")).to_be_visible()
+    page.keyboard.press("]")
+    expect(page).to_have_url(re.compile("site=%3Cb%3Egone.*step=3"))
+    page.reload()
+    expect(told).to_be_visible()
+    page.get_by_test_id("sites").get_by_role("treeitem").filter(has_text="head").click()
+    expect(told).to_have_count(0)
+    expect(page).to_have_url(re.compile("site=head"))
+
+
+def test_a_site_is_shown_again_after_a_run_that_lacks_it(visit: Visit, address: str) -> None:
+    page = visit.page
+    page.goto(f"{address}#run=layers&site=head")
+    title = page.get_by_test_id("site-title")
+    rows = page.get_by_test_id("runs").get_by_role("row")
+    expect(title).to_have_text("head")
+    rows.filter(has_text="long").click()
+    expect(title).to_have_text(LONG)
+    expect(page.get_by_text("The run has no site “head”")).to_be_visible()
+    rows.filter(has_text="layers").click()
+    expect(title).to_have_text("head")
+    page.go_back()
+    expect(title).to_have_text(LONG)
+
+
+def test_a_site_that_nobody_chose_is_not_missed(visit: Visit, address: str) -> None:
+    page = visit.page
+    page.goto(f"{address}#run=layers")
+    title = page.get_by_test_id("site-title")
+    expect(title).to_have_text("embed")
+    for name, site in (("long", LONG), ("layers", "embed")):
+        page.get_by_test_id("runs").get_by_role("row").filter(has_text=name).click()
+        expect(title).to_have_text(site)
+        expect(page.get_by_text("The run has no site")).to_have_count(0)

@@ -44,6 +44,8 @@ export class Scope {
   heatSteps = $state.raw<Float64Array | null>(null);
   /** What is searched for among the sites. */
   search = $state("");
+  /** The wished site that the run lacks, as long as no other one is chosen: the address keeps it. */
+  lacking = $state<string | null>(null);
   /** The site that a link leads to: the graph opens what hides it. */
   sought: string | null = null;
 
@@ -56,6 +58,8 @@ export class Scope {
 
   /** The selected view, once it is there and has said which room it leaves to the plots. */
   #shown = $state(this.selection.view);
+  /** The site that nobody asked for: another run may lack it without a word. */
+  #unasked: string | null = null;
   /** Counts the news of the list and of the selected run. */
   #listNews = $state(0);
   #runNews = $state(0);
@@ -72,6 +76,7 @@ export class Scope {
       },
     );
     addEventListener("popstate", () => {
+      this.lacking = null;
       this.selection = parsed(location.hash);
     });
     $effect(() => {
@@ -151,12 +156,13 @@ export class Scope {
     // Whoever selects a site wants to see that, and no merge any more.
     const changes = "site" in wanted ? { merge: null, ...wanted } : wanted;
     const moved = PLACES.some((name) => name in changes && changes[name] !== this.selection[name]);
+    if ("site" in changes) this.lacking = this.#unasked = null;
     Object.assign(this.selection, changes);
     this.#write(moved);
   }
 
   #write(moved: boolean): void {
-    const hash = fragment(this.selection);
+    const hash = fragment({ ...this.selection, site: this.lacking ?? this.selection.site });
     // A page inside a notebook may have no address of its own.
     if (hash === location.hash || location.protocol === "about:") return;
     if (moved) history.pushState(null, "", hash);
@@ -298,15 +304,21 @@ export class Scope {
   #chooseSite(): void {
     const sites = this.sites.value;
     if (sites === null || sites.run !== this.selection.run) return;
-    if (this.selection.site !== null && sites.series.some((entry) => entry.site === this.selection.site))
+    const wished = this.lacking ?? this.selection.site;
+    if (wished !== null && sites.series.some((entry) => entry.site === wished)) {
+      this.lacking = null;
+      this.selection.site = wished;
       return;
+    }
     if (sites.series.length === 0 && sites.traces > 0 && untrack(() => this.selection.view) === "charts") {
       this.selection.view = "traces";
       this.#write(false);
     }
-    if (this.selection.site !== null && sites.series.length === 0) return;
+    if (wished !== null && sites.series.length === 0) return;
     const chosen = firstSite(sites);
     if (chosen !== null) {
+      if (wished === this.#unasked) this.#unasked = chosen;
+      else this.lacking = wished;
       this.selection.site = chosen;
       this.#write(false);
     }
