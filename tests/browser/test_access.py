@@ -180,7 +180,7 @@ def test_training_and_evaluation_of_a_site_are_drawn_in_one_chart(visit: Visit, 
 def test_charts_and_graphs_are_kept_as_drawings(visit: Visit, address: str, tmp_path: Path) -> None:
     page = visit.page
     opened(page, f"{address}#run=mlp&site=head")
-    for at, words in enumerate(("mlp loss", "mlp head rms", "max")):
+    for at, words in enumerate(("mlp loss", "mlp head output rms", "max")):
         drawing = kept(page, page.get_by_role("button", name="SVG").nth(at), tmp_path)
         assert words in drawing
         assert "<path" in drawing

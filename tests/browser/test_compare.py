@@ -85,5 +85,5 @@ def test_the_same_site_of_two_runs_stands_on_one_axis(visit: Visit, address: str
         histograms.get_by_role("figure").first.get_by_role("button", name="CSV").click()
     assert table.value.suggested_filename == "a_head_output_step_12.csv"
     rows = Path(table.value.path()).read_text().splitlines()
-    assert rows[0] == "from,to,elements"
-    assert sum(float(row.split(",")[2]) for row in rows[1:]) > 0
+    assert rows[0] == "tensor,step,from,to,elements"
+    assert sum(float(row.split(",")[4]) for row in rows[1:]) > 0

@@ -225,6 +225,20 @@ export function variantsOf(series: readonly SeriesEntry[], of: SeriesEntry): Ser
   return series.filter((entry) => same.every((name) => entry[name] === of[name]));
 }
 
+/** A tensor in words, for what is kept of it: the port, mode or rank only where they tell it from others of its site. */
+export function tensorName(series: SeriesEntry, ofSite: readonly SeriesEntry[]): string {
+  const ofKind = ofSite.filter((entry) => entry.site === series.site && entry.kind === series.kind);
+  const several = (name: "port" | "rank") => new Set(ofKind.map((entry) => entry[name])).size > 1;
+  const parts = [
+    series.site,
+    series.kind,
+    several("port") ? series.port : "",
+    series.mode === "train" ? "" : series.mode,
+    several("rank") ? `rank ${series.rank}` : "",
+  ];
+  return parts.filter(Boolean).join(" ");
+}
+
 /** The series of a site that agrees with most of the selection, the kind counting most; of equal ones the newest. */
 export function seriesFor(series: readonly SeriesEntry[], selection: Selection): SeriesEntry | null {
   const score = (entry: SeriesEntry) =>

@@ -122,8 +122,18 @@ export function columnOf(view: HistogramView, at: number): HistogramsView {
   };
 }
 
-/** The bins as a table. */
-export function binTable(view: HistogramsView, run: StepHistogram): readonly (readonly Cell[])[] {
-  const bins = Array.from(run.counts, (counted, at) => [view.edges[at], view.edges[at + 1], counted]);
-  return [["from", "to", "elements"], ...bins];
+/** The bins of a tensor at a step as a table. */
+export function binTable(
+  tensor: string,
+  view: HistogramsView,
+  run: StepHistogram,
+): readonly (readonly Cell[])[] {
+  const bins = Array.from(run.counts, (counted, at) => [
+    tensor,
+    run.step,
+    view.edges[at],
+    view.edges[at + 1],
+    counted,
+  ]);
+  return [["tensor", "step", "from", "to", "elements"], ...bins];
 }

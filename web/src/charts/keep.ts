@@ -40,15 +40,18 @@ export function scalarTable(
   return rows;
 }
 
-/** A histogram over time as a table: a row for each column, a column for each bin, headed by its lower edge. */
-export function histogramTable(view: HistogramView): readonly (readonly Cell[])[] {
+/** A histogram over time as a table: a row for each column, a column for each bin, headed by its edges. */
+export function histogramTable(tensor: string, view: HistogramView): readonly (readonly Cell[])[] {
   const bins = view.edges.length - 1;
   const edges = Array.from({ length: bins }, (_, bin) => `from ${view.edges[bin]} to ${view.edges[bin + 1]}`);
-  const rows: Cell[][] = [["first_step", "last_step", "below", ...edges, "above", "zeros", "nan", "inf"]];
+  const rows: Cell[][] = [
+    ["tensor", "first_step", "last_step", "below", ...edges, "above", "zeros", "nan", "inf"],
+  ];
   view.last_steps.forEach((step, at) => {
     const counts = Array.from(view.counts.subarray(at * bins, (at + 1) * bins));
     const infinite = (view.pos_inf[at] ?? 0) + (view.neg_inf[at] ?? 0);
     rows.push([
+      tensor,
       view.first_steps[at],
       step,
       view.below[at],
@@ -116,9 +119,16 @@ export function keepDrawing(name: string, picture: HTMLCanvasElement): void {
 function keep(name: string, ending: string, content: Blob): void {
   const link = document.createElement("a");
   link.href = URL.createObjectURL(content);
-  link.download = `${name.replace(/[^\p{L}\p{N}._-]+/gu, "_").slice(0, LONGEST)}.${ending}`;
+  link.download = `${fileName(name)}.${ending}`;
   link.click();
   setTimeout(() => URL.revokeObjectURL(link.href), 1000);
+}
+
+/** A name that every system takes; a long one is cut in its middle, for its end tells it from others. */
+export function fileName(name: string): string {
+  const text = name.replace(/[^\p{L}\p{N}._-]+/gu, "_");
+  const half = LONGEST / 2 - 1;
+  return text.length > LONGEST ? `${text.slice(0, half)}__${text.slice(-half)}` : text;
 }
 
 /** A heat map as a table: a row for each tensor, a column for each column of the picture. */
