@@ -41,6 +41,22 @@ def test_keys_work_while_a_slider_or_a_box_has_the_focus(visit: Visit, address: 
     expect(step).to_have_text("step 4")
 
 
+def test_the_help_is_read_without_scrolling_and_teaches_the_graph(visit: Visit, address: str) -> None:
+    page = visit.page
+    page.goto(f"{address}#run=a")
+    expect(page.get_by_test_id("run-title")).to_have_text("a")
+    page.keyboard.press("?")
+    help_ = page.get_by_role("dialog", name="Help")
+    for word in ("double click, or its chevron", "column", "circle", "Colour"):
+        expect(help_).to_contain_text(word)
+    assert help_.evaluate("element => element.scrollHeight <= element.clientHeight")
+    page.set_viewport_size({"width": 900, "height": 400})
+    page.keyboard.press("Escape")
+    expect(help_).to_be_hidden()
+    page.get_by_role("button", name="Help").click()
+    expect(help_.get_by_role("heading", name="Reading the page")).to_be_in_viewport()
+
+
 def test_runs_are_ticked_for_comparison_by_the_keyboard_alone(visit: Visit, address: str) -> None:
     page = visit.page
     page.goto(f"{address}#run=a")
