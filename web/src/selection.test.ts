@@ -13,6 +13,8 @@ test("an address restores the selection it was made from", () => {
     stat: "std",
     axis: "symlog" as const,
     log: true,
+    kpi: "loss",
+    kpis: ["accuracy/top1", "learning rate"],
     step: 0,
     first: -3,
     last: 120,

@@ -26,6 +26,8 @@ export interface Selection {
   /** Whether the statistic is drawn on a logarithmic axis. */
   log: boolean;
   kpi: string | null;
+  /** KPIs that are drawn into the same chart. */
+  kpis: readonly string[];
   kpiLog: boolean;
   /** The step the cross-hair is pinned to. */
   step: number | null;
@@ -99,6 +101,7 @@ export const START: Readonly<Selection> = {
   oneStep: false,
   log: false,
   kpi: null,
+  kpis: [],
   kpiLog: false,
   step: null,
   every: 1,
@@ -180,6 +183,7 @@ const NUMBERS = [
   "sample",
 ] as const;
 const FLAGS = ["oneStep", "log", "kpiLog", "unrolled", "ratio", "heatLinear", "overlay", "allLinks"] as const;
+const LISTS = ["kpis", "runs"] as const;
 /** In percent: above it a curve hardly moves. */
 export const MOST_SMOOTH = 99;
 const AXES: readonly string[] = ["linear", "symlog", "log"] satisfies AxisKind[];
@@ -203,7 +207,7 @@ export function parsed(hash: string): Selection {
   for (const name of FLAGS) selection[name] = given.get(name) === "1";
   selection.every = Math.max(selection.every, 1);
   selection.smooth = Math.min(Math.max(selection.smooth, 0), MOST_SMOOTH);
-  selection.runs = [...new Set(given.getAll("runs"))];
+  for (const name of LISTS) selection[name] = [...new Set(given.getAll(name))];
   return selection;
 }
 
@@ -215,7 +219,7 @@ export function fragment(selection: Selection): string {
     if (value !== null && value !== START[name]) out.set(name, String(value));
   }
   for (const name of FLAGS) if (selection[name]) out.set(name, "1");
-  for (const run of selection.runs) out.append("runs", run);
+  for (const name of LISTS) for (const text of selection[name]) out.append(name, text);
   return `#${out.toString()}`;
 }
 

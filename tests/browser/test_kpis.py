@@ -1,0 +1,107 @@
+"""KPIs: one alone, or several in one chart."""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Locator, Page, expect
+
+from layerscope.records import Kpi
+from layerscope.server.serve import PageServer
+from tests.browser.conftest import Visit
+from tests.server.runs import Writing
+
+pytestmark = pytest.mark.browser
+STEPS = 12
+KPIS = {"loss": 1.0, "accuracy/top1": 0.5, "<b>rate": 0.01}
+
+
+@pytest.fixture
+def address(tmp_path: Path) -> Iterator[str]:
+    writing = Writing(tmp_path / "run")
+    for step in range(STEPS):
+        writing.tensor(step, writing.series)
+        for name, scale in KPIS.items():
+            writing.sink.put(Kpi(step, name, scale / (step + 1), float(step)))
+    writing.sink.close()
+    with PageServer(tmp_path, port=0) as server:
+        yield server.address
+
+
+def chip(page: Page, name: str) -> Locator:
+    return page.get_by_role("group", name="Which KPI is drawn").get_by_role("button", name=name)
+
+
+def drawn(page: Page, *names: str) -> Locator:
+    """The chart of these KPIs, once it is drawn, and their chips are pressed."""
+    for name in KPIS:
+        expect(chip(page, name)).to_have_attribute("aria-pressed", str(name in names).lower())
+    chart = page.get_by_role("img", name=f"{', '.join(names)} over the steps", exact=True)
+    expect(chart).to_have_attribute("data-points", str(STEPS * len(names)))
+    return chart
+
+
+def border(found: Locator) -> str:
+    return str(found.evaluate("element => getComputedStyle(element).borderTopColor"))
+
+
+#: Colours of the pixels of a chart, as CSS writes them.
+COLOURS = """element => {
+  const canvas = element.querySelector("canvas");
+  const { data } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
+  const seen = new Set();
+  for (let at = 0; at < data.length; at += 4)
+    if (data[at + 3] === 255) seen.add(`rgb(${data[at]}, ${data[at + 1]}, ${data[at + 2]})`);
+  return [...seen];
+}"""
+
+
+def test_several_kpis_are_drawn_in_one_chart_each_in_the_colour_of_its_chip(visit: Visit, address: str) -> None:
+    page = visit.page
+    page.goto(f"{address}#run=run")
+    drawn(page, "loss")
+    chip(page, "accuracy/top1").click(modifiers=["Control"])
+    drawn(page, "loss", "accuracy/top1")
+    chip(page, "<b>rate").click(modifiers=["Shift"])
+    chart = drawn(page, "loss", "accuracy/top1", "<b>rate")
+    expect(page).to_have_url(re.compile("kpi=loss&.*kpis=accuracy%2Ftop1&kpis=%3Cb%3Erate"))
+    colours = [border(chip(page, name)) for name in KPIS]
+    assert len(set(colours)) == len(KPIS)
+    assert set(colours) <= set(chart.evaluate(COLOURS))
+    with page.expect_download() as download:
+        page.get_by_role("region", name="KPIs").get_by_role("button", name="CSV").click()
+    assert download.value.suggested_filename == "run_loss_accuracy_top1_b_rate.csv"
+    rows = csv.DictReader(Path(download.value.path()).read_text("utf-8").splitlines())
+    assert {row["curve"] for row in rows} == set(KPIS)
+    page.reload()
+    drawn(page, "loss", "accuracy/top1", "<b>rate")
+    chip(page, "loss").click(modifiers=["Control"])
+    drawn(page, "accuracy/top1", "<b>rate")
+    chip(page, "loss").click()
+    drawn(page, "loss")
+    chip(page, "loss").click(modifiers=["Control"])
+    drawn(page, "loss")
+    expect(page).not_to_have_url(re.compile("kpis="))
+
+
+@pytest.mark.parametrize("keys", ["Control+Enter", "Control+Space", "Shift+Enter", "Shift+Space"])
+def test_the_keyboard_adds_a_kpi_and_takes_it_away(visit: Visit, address: str, keys: str) -> None:
+    page = visit.page
+    page.goto(f"{address}#run=run")
+    drawn(page, "loss")
+    chip(page, "accuracy/top1").press(keys)
+    drawn(page, "loss", "accuracy/top1")
+    chip(page, "accuracy/top1").press(keys)
+    drawn(page, "loss")
+    chip(page, "accuracy/top1").press("Enter")
+    drawn(page, "accuracy/top1")
+
+
+def test_kpis_that_a_run_lacks_are_left_out(visit: Visit, address: str) -> None:
+    page = visit.page
+    page.goto(f"{address}#run=run&kpi=loss&kpis=loss&kpis=gone&kpis=accuracy/top1")
+    drawn(page, "loss", "accuracy/top1")
