@@ -77,6 +77,7 @@ def test_the_keyboard_alone_leads_from_the_list_of_runs_to_the_panel_of_a_site(v
     expect(page.get_by_test_id("run-title")).to_have_text("mlp-exploding")
     page.keyboard.press("/")
     page.keyboard.type(EXPLODING)
+    expect(page.get_by_role("tree", name="Sites").get_by_role("treeitem").first).to_contain_text(EXPLODING)
     page.keyboard.press("Enter")
     expect(page.get_by_test_id("site-title")).to_have_text(EXPLODING)
     page.keyboard.press("Escape")
