@@ -41,8 +41,9 @@ def test_two_clicks_lead_from_the_list_to_the_first_layer_with_nan(visit: Visit,
     expect(page.get_by_test_id("crosshair-step")).to_have_text("step 20")
     expect(page.get_by_test_id("not-finite")).to_be_visible()
     page.go_back()
-    first.get_by_role("button", name="Heat map").click()
+    first.get_by_role("button", name="Heat map").press("Enter")
     expect(page.get_by_test_id("heatmap")).to_be_visible()
+    expect(page.get_by_role("tab", name="Heat map")).to_be_focused()
     expect(page).to_have_url(re.compile("site=h.1.attn"))
 
 

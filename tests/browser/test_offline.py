@@ -40,6 +40,7 @@ def test_an_exported_trace_opens_from_the_disk_with_graph_values_and_code(alone:
     traced().export(tmp_path / "net.html")
     alone.goto((tmp_path / "net.html").as_uri())
     expect(alone.get_by_test_id("file")).to_have_text("saved page")
+    expect(alone.get_by_role("tab")).to_have_text(["Traces"])  # it holds nothing else
     expect(part(alone, "stem|conv2d_1")).to_be_attached()
     search(alone, "tanh")
     expect(alone.get_by_test_id("op-label")).to_have_text("tanh_1_12:1")

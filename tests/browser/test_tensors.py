@@ -115,6 +115,16 @@ def test_arrow_keys_walk_on_before_the_numbers_of_the_last_node_have_arrived(vis
     expect(node(page, "loss")).to_have_attribute("aria-selected", "true")
 
 
+def test_a_click_on_the_trial_beside_swaps_the_two(visit: Visit, address: str) -> None:
+    page = visit.page
+    page.goto(f"{address}&beside=b")
+    expect(page.get_by_test_id("panel")).to_have_count(2)
+    page.get_by_test_id("runs").get_by_role("row").filter(has_text=re.compile(r"^\s*b\b")).click()
+    expect(page).to_have_url(re.compile("run=b.*beside=a"))
+    expect(page.get_by_test_id("panel").first).to_have_attribute("data-run", "b")
+    expect(page.get_by_test_id("panel").last).to_have_attribute("data-run", "a")
+
+
 def test_a_source_of_an_earlier_iteration_leads_there(visit: Visit, address: str) -> None:
     page = visit.page
     page.goto(f"{address}&type=long&iteration=2&node=memory")

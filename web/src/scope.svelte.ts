@@ -172,7 +172,8 @@ export class Scope {
   selectRun(name: string): void {
     // Trials are compared at the same step.
     const anew = this.selection.view === "tensors" ? {} : { step: null, first: null, last: null };
-    this.select({ run: name, ...anew });
+    const { run, beside } = this.selection;
+    this.select({ run: name, ...anew, ...(name === beside ? { beside: run } : {}) });
   }
 
   selectSite(site: string, kind: string | null = this.selection.kind): void {

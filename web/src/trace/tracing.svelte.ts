@@ -129,7 +129,8 @@ export class Tracing {
   choose(trace: string): void {
     this.block = null;
     this.search = "";
-    this.scope.select({ trace, op: null, opened: null, within: null });
+    const step = this.list.value?.traces.find((entry) => entry.name === trace)?.step ?? null;
+    this.scope.select({ trace, op: null, opened: null, within: null, ...(step === null ? {} : { step }) });
   }
 
   /** Select an operation; the modules around it open. */
