@@ -35,6 +35,7 @@ NAMED_STEPS = 300
 #: Pictures of the documentation, by the views they are.
 DOCUMENTED = {
     "page-graph.png": "gpt2-graph-whole-dark-1280.png",
+    "page-step.png": "gpt2-charts-step-light-1280.png",
     "page-traces.png": "unet-traces-light-1280.png",
     "page-heatmap.png": "mlp-exploding-heatmap-dark-1280.png",
     "page-findings.png": "mlp-exploding-findings-light-1280.png",

@@ -114,9 +114,11 @@ def exponents(bits: buckets.BitRows, bins: int, cuts: tuple[int, ...]) -> Axis:
 
     The parts of an octave end where buckets end, so the counts are exact.
     """
-    share = buckets.pooled_quantiles(bits, 0.0, np.array([0.001]))[0]
-    first = max(int(np.floor(np.log2(share))), SMALLEST_OCTAVE)
-    last = int(bits.exponent.max()) + 1
+    last, first = int(bits.exponent.max()) + 1, int(bits.exponent.min())
+    if cuts is PARTS or last - first > bins:  # without far outliers
+        share = buckets.pooled_quantiles(bits, 0.0, np.array([0.001]))[0]
+        first = int(np.floor(np.log2(share)))
+    first = max(first, SMALLEST_OCTAVE)
     octaves = max(last - first, 1)
     parts = next((parts for parts in cuts if parts * octaves <= bins), 1)
     joined = -(-octaves // bins)  # octaves per bin where there are more of them than bins

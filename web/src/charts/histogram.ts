@@ -61,7 +61,7 @@ export function drawHistogram(
   context.closePath();
   context.fill();
   context.globalAlpha = 1;
-  highest(context, run, height, width, colours);
+  highest(context, run, height, width, view.axis === "log", colours);
   if (view.limits === null) return;
   const place = (value: number) => placeOf(value, view.edges) * bin;
   const field = { left: 0, top: 0, width, height, upright: true, edges: view.edges, place };
@@ -74,6 +74,7 @@ function highest(
   run: StepHistogram,
   height: number,
   width: number,
+  isMagnitudes: boolean,
   colours: Palette,
 ): void {
   const y = Math.round(height * (1 - HEADROOM)) + 0.5;
@@ -88,6 +89,9 @@ function highest(
   context.textAlign = "left";
   context.textBaseline = "top";
   context.fillText(`${share(mostOf(run), run.numbers[0] ?? 0)} in one bin`, 4, y + 3);
+  const zeros = isMagnitudes ? (run.numbers[3] ?? 0) : 0;
+  if (zeros > 0)
+    context.fillText(`${share(zeros, run.numbers[0] ?? 0)} are 0, which has no exponent`, 4, y + 17);
 }
 
 /** One column of a histogram over time as a histogram of its own; means are not known of it, nor signs of magnitudes. */
