@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import queue
+import subprocess
+import sys
 import threading
 import time
 from functools import partial
@@ -36,6 +38,23 @@ def test_work_that_fails_is_told_of_and_the_next_is_done(caplog: pytest.LogCaptu
     assert done.get(timeout=30) == "done"
     assert "division by zero" in caplog.text
     quiet.close()
+
+
+def test_a_process_that_ends_meanwhile_says_nothing_of_it() -> None:
+    program = """
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from layerscope.server.quiet import Quiet
+begun, pool = threading.Event(), ThreadPoolExecutor(1)
+def work():
+    begun.set()
+    while True:
+        pool.submit(int).result()
+Quiet().later("answer", work)
+begun.wait(30)
+"""
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=True)
+    assert ended.stderr == ""
 
 
 def test_work_that_fails_because_the_process_ends_is_not_told_of(caplog: pytest.LogCaptureFixture) -> None:

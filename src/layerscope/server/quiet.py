@@ -41,8 +41,9 @@ class Quiet:
         while (work := self._next()) is not None:
             try:
                 work()
-            except Exception:  # a border: nobody waits for it, and the next work has nothing to do with it
-                if not self._closed:  # else the process is ending under it
+            except Exception as error:  # a border: nobody waits for it, and the next work has nothing to do with it
+                is_ending = self._closed or "shutdown" in str(error)  # what pools of threads say when the process ends
+                if not is_ending:
                     log.exception("Work that was to be done ahead failed. What it was for will take longer.")
 
     def _next(self) -> Callable[[], object] | None:
