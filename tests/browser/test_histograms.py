@@ -7,12 +7,13 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 from playwright.sync_api import expect
 
 from layerscope.server.serve import PageServer
 from tests.browser.conftest import Visit
-from tests.server.runs import tensor_at, write_run
+from tests.server.runs import Writing, summaries, tensor_at, write_run
 
 pytestmark = pytest.mark.browser
 
@@ -48,6 +49,25 @@ def test_the_histogram_of_one_step_follows_the_cross_hair(visit: Visit, address:
     expect(single).to_contain_text("step 10")
     page.get_by_role("button", name="over time").click()
     expect(page.get_by_test_id("histogram")).to_have_attribute("data-points", "12")
+
+
+def test_the_picture_keeps_its_place_however_long_the_numbers_are(visit: Visit, tmp_path: Path) -> None:
+    writing = Writing(tmp_path / "sizes")
+    for step, tensor in enumerate([np.linspace(0, 4, 5), np.append(-np.pi * 1e-7 * np.arange(1, 400), np.nan)]):
+        writing.sink.put(summaries(step, [writing.series], [tensor]))
+        writing.kpi(step, 1.0)
+    writing.sink.close()
+    with PageServer(tmp_path, port=0) as server:
+        tops = set()
+        for step in (0, 1):
+            visit.page.goto(f"{server.address}#run=sizes&step={step}")
+            expect(visit.page.get_by_role("region", name="Histogram over time")).to_contain_text(
+                "NaN" if step else "max 4"
+            )
+            box = visit.page.get_by_test_id("histogram").bounding_box()
+            assert box is not None
+            tops.add((box["y"], box["height"]))
+        assert len(tops) == 1
 
 
 def test_the_exponent_axis_says_what_a_number_format_would_lose(visit: Visit, address: str) -> None:

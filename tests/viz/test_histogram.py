@@ -35,6 +35,22 @@ def test_every_element_is_counted_once(axis: AxisKind) -> None:
     assert view.total.tolist() == [1006.0] * 7
 
 
+@pytest.mark.parametrize("axis", AXES)
+def test_a_bin_with_anything_in_it_has_a_shade_and_fuller_bins_no_lower_one(axis: AxisKind) -> None:
+    tensors = {step: np.append(normal(step, 10**step), np.zeros(step)) for step in range(6)}
+    view = histogram_view(history_of(tensors), axis, Screen(width=3, height=40))
+    means = view.counts.reshape(len(view.left), -1) / view.summaries[:, None]
+    assert view.most == pytest.approx(means.max())
+    order = np.argsort(means.ravel())
+    assert ((means.ravel() > 0) == (view.shades > 0)).all()
+    assert (np.diff(view.shades[order].astype(int)) >= 0).all()
+    assert view.shades.max() == 255
+    filled = means.ravel()[view.shades > 0]
+    expected = 1 + 255 * np.log1p(filled) / np.log1p(view.most)
+    np.testing.assert_allclose(view.shades[view.shades > 0], expected, atol=1.01)
+    assert ((view.zeros > 0) == (view.zero_shades > 0)).all()
+
+
 def test_counts_of_a_linear_axis_are_close_to_numpys() -> None:
     tensor = normal(0)
     view = histogram_view(history_of({0: tensor}), AxisKind.LINEAR, Screen(height=64))

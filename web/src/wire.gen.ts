@@ -39,9 +39,12 @@ export interface HistogramView {
   readonly edges: Float64Array;
   readonly ticks: Float64Array;
   readonly counts: Float32Array;
+  readonly shades: Uint8Array;
+  readonly most: number;
   readonly below: Float64Array;
   readonly above: Float64Array;
   readonly zeros: Float64Array;
+  readonly zero_shades: Uint8Array;
   readonly nan: Float64Array;
   readonly pos_inf: Float64Array;
   readonly neg_inf: Float64Array;

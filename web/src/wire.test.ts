@@ -19,3 +19,10 @@ test("columns of a message stand where the record names them", () => {
   expect(record.name).toBe("é");
   expect(Array.from(record.inner[0]?.low ?? [])).toEqual([1, Number.NaN, -0.5]);
 });
+
+test("a column of bytes is one of bytes", () => {
+  const head = { record: { shades: { column: 0 } }, columns: [["u1", 0, 3]] };
+  const { shades } = decode<{ shades: Uint8Array }>(message(head, [2 ** 0.5]));
+  expect(shades).toBeInstanceOf(Uint8Array);
+  expect(Array.from(shades)).toEqual(Array.from(new Uint8Array(new Float64Array([2 ** 0.5]).buffer, 0, 3)));
+});

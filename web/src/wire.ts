@@ -1,9 +1,10 @@
 /** Bytes → records. The layout is described in `layerscope/server/wire.py`. */
 
-type Column = Float64Array | Float32Array;
-type Place = readonly [format: "f8" | "f4", offset: number, length: number];
+type Column = Float64Array | Float32Array | Uint8Array;
+type Place = readonly [format: keyof typeof ARRAYS, offset: number, length: number];
 
 const ALIGNMENT = 8;
+const ARRAYS = { f8: Float64Array, f4: Float32Array, u1: Uint8Array };
 
 /** The record that a message holds; its columns are windows into the message, not copies. */
 export function decode<T>(message: ArrayBuffer): T {
@@ -14,10 +15,7 @@ export function decode<T>(message: ArrayBuffer): T {
   };
   const start = Math.ceil((4 + size) / ALIGNMENT) * ALIGNMENT;
   const columns = head.columns.map(
-    ([format, offset, length]): Column =>
-      format === "f8"
-        ? new Float64Array(message, start + offset, length)
-        : new Float32Array(message, start + offset, length),
+    ([format, offset, length]): Column => new ARRAYS[format](message, start + offset, length),
   );
   return revived(head.record, columns) as T;
 }

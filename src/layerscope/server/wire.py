@@ -2,8 +2,8 @@
 
 A message is the length of its head (uint32, little endian), the head in JSON, zeros up to a multiple of 8, and the
 columns, each starting at a multiple of 8. The head is `{"record": …, "columns": [[format, offset, length], …]}`;
-where the record has a numpy array the head has `{"column": i}`. Formats are `f8` and `f4`, little endian. No number
-that can be NaN or infinite travels as JSON.
+where the record has a numpy array the head has `{"column": i}`. Formats are `f8` and `f4`, little endian, and `u1`. No
+number that can be NaN or infinite travels as JSON.
 
 `python -m layerscope.server.wire` writes the types into `web/src/wire.gen.ts`.
 """
@@ -96,7 +96,8 @@ RECORDS: tuple[type, ...] = (
     PartNumbers,
 )
 _AS_IT_IS = (str, int)  # long columns of them are not worth a look at each
-_FORMATS = {np.dtype(np.float64): "f8", np.dtype(np.float32): "f4"}
+_FORMATS = {np.dtype(np.float64): "f8", np.dtype(np.float32): "f4", np.dtype(np.uint8): "u1"}
+_ARRAYS = {np.dtype[np.float32]: "Float32Array", np.dtype[np.uint8]: "Uint8Array"}
 
 
 def encode(record: object) -> bytes:
@@ -132,11 +133,11 @@ def _padded(size: int) -> int:
 
 
 def _plain(value: object, columns: list[npt.NDArray[Any]]) -> object:
-    """JSON's own shapes; arrays are put aside. Whole numbers become float64: the page has no 64-bit integers."""
+    """JSON's own shapes; arrays are put aside. Longer whole numbers become float64: the page has no 64-bit integers."""
     if type(value) in _AS_IT_IS:
         return value
     if isinstance(value, np.ndarray):
-        columns.append(value if value.dtype == np.float32 else value.astype("<f8"))
+        columns.append(value if value.dtype in _FORMATS else value.astype("<f8"))
         return {"column": len(columns) - 1}
     if is_dataclass(value):
         names: tuple[str, ...] = type(value).__match_args__  # type: ignore[union-attr]  # all fields: ten times as quick as asking for these
@@ -172,7 +173,7 @@ def _type_name(hint: Any) -> str:  # Any: whatever an annotation can be
         return names[hint]
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin is np.ndarray:
-        return "Float32Array" if arguments[1] == np.dtype[np.float32] else "Float64Array"
+        return _ARRAYS.get(arguments[1], "Float64Array")
     if origin is tuple and arguments[-1] is Ellipsis:
         return f"readonly {_type_name(arguments[0])}[]"
     if origin is types.UnionType:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from layerscope.records import Floats, Ints
+from layerscope.records import Bytes, Floats, Ints
 from layerscope.stats import buckets
 from layerscope.viz.axis import AxisKind, magnitudes, value_axis
 from layerscope.viz.limits import NO_FORMAT, Limits, limits_of
@@ -21,6 +21,7 @@ Cells = npt.NDArray[np.float32]
 
 SHARES = (0.05, 0.25, 0.5, 0.75, 0.95)
 NOTHING = 1e-6  # less than this of one element is the rounding of an interpolation
+SHADES = 255  # of a bin with something in it; an empty one has shade 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +42,12 @@ class HistogramView:
     edges: Floats  # one more than bins
     ticks: Floats
     counts: Cells  # column after column, bins from low to high
+    shades: Bytes  # of the counts, logarithmic: one element among a million is seen
+    most: float  # that one summary has in one bin, on average over its column
     below: Floats  # elements under the first edge, per column
     above: Floats
     zeros: Floats
+    zero_shades: Bytes  # of the zeros, among all elements of the column
     nan: Floats
     pos_inf: Floats
     neg_inf: Floats
@@ -65,6 +69,10 @@ def histogram_view(history: History, axis: AxisKind, screen: Screen, format_: st
     zeros = np.zeros(len(grouped)) if axis is AxisKind.LOG else of_columns.added("zeros")
     laid = value_axis(axis, bits, float(zeros.sum()), screen.height)
     counts = binned(bits, laid.edges, zeros)
+    cells = counts[:, 1:-1].astype(np.float32)
+    summaries = np.bincount(grouped.of_row, minlength=len(grouped))
+    means = np.divide(cells, summaries[:, None], dtype=np.float32)
+    most = float(means.max(initial=1.0))
     extremes = ("abs_min", "abs_max") if axis is AxisKind.LOG else ("min", "max")
     return HistogramView(
         axis=axis,
@@ -73,13 +81,16 @@ def histogram_view(history: History, axis: AxisKind, screen: Screen, format_: st
         last_steps=grouped.last_steps,
         left=grouped.left,
         right=grouped.right,
-        summaries=np.bincount(grouped.of_row, minlength=len(grouped)),
+        summaries=summaries,
         edges=laid.edges,
         ticks=laid.ticks,
-        counts=counts[:, 1:-1].astype(np.float32).ravel(),
+        counts=cells.ravel(),
+        shades=_shades(means, np.float32(most)).ravel(),
+        most=most,
         below=counts[:, 0],
         above=counts[:, -1],
         zeros=of_columns.added("zeros"),
+        zero_shades=_shades(of_columns.added("zeros"), of_columns.added("count")),
         nan=of_columns.added("nan"),
         pos_inf=of_columns.added("pos_inf"),
         neg_inf=of_columns.added("neg_inf"),
@@ -90,6 +101,11 @@ def histogram_view(history: History, axis: AxisKind, screen: Screen, format_: st
         quantiles=buckets.quantiles(bits, zeros, np.array(SHARES)).ravel(),
         limits=limits_of(bits, format_) if axis is AxisKind.LOG else None,
     )
+
+
+def _shades(counts: Cells | Floats, most: np.float32 | Floats) -> Bytes:
+    share = np.log1p(counts) / np.log1p(np.maximum(most, 1))
+    return np.where(counts > 0, 1 + np.minimum(share * SHADES, SHADES - 1), 0).astype(np.uint8)
 
 
 class _Moments:

@@ -2,7 +2,7 @@
 
 import { ticks } from "../format";
 import type { HistogramView } from "../wire.gen";
-import { css, type Palette, RAMP_STEPS } from "./colours";
+import { css, type Palette } from "./colours";
 import { drawLimits } from "./limits";
 import { LEFT, placeOf, RIGHT, type Span, stepTicks, xOf } from "./scale";
 
@@ -47,23 +47,6 @@ export function boxOf(view: HistogramView, width: number, height: number): Box {
     badTop: bad ? 4 : null,
     zeroTop: zeros ? bottom + GAP : null,
   };
-}
-
-/** The largest number of elements that one summary has in one bin: the dark end of the legend. */
-export function mostInBin(view: HistogramView): number {
-  const bins = view.edges.length - 1;
-  let most = 1;
-  for (let at = 0; at < view.counts.length; at++) {
-    const mean = (view.counts[at] ?? 0) / (view.summaries[Math.floor(at / bins)] ?? 1);
-    if (mean > most) most = mean;
-  }
-  return most;
-}
-
-/** Shade of a bin: logarithmic, so that one element among a million is seen. Only an empty bin has none. */
-function shader(most: number): (mean: number) => number {
-  const factor = RAMP_STEPS / Math.log1p(most);
-  return (mean) => Math.min(most > 1 ? Math.floor(Math.log1p(mean) * factor) : RAMP_STEPS, RAMP_STEPS - 1);
 }
 
 /** `kept`: for a file, where a line is one line. */
@@ -146,15 +129,13 @@ class Picture {
     const image = new ImageData(wide, bins);
     const pixels = new Uint32Array(image.data.buffer);
     const { ramp } = this.colours;
-    const shade = shader(mostInBin(view));
     this.columns((column, x, width) => {
       const from = Math.max(Math.round((x - LEFT) * ratio), 0);
       const to = Math.min(Math.round((x - LEFT + width) * ratio), wide);
-      const summaries = view.summaries[column] ?? 1;
       for (let bin = 0; bin < bins; bin++) {
-        const counted = view.counts[column * bins + bin] ?? 0;
-        if (counted === 0) continue;
-        const colour = ramp[shade(counted / summaries)] ?? 0;
+        const shade = view.shades[column * bins + bin] ?? 0;
+        if (shade === 0) continue;
+        const colour = ramp[shade] ?? 0;
         const line = (bins - 1 - bin) * wide;
         for (let pixel = line + from; pixel < line + to; pixel++) pixels[pixel] = colour;
       }
@@ -193,9 +174,9 @@ class Picture {
         context.fillStyle = nan > 0 ? colours.bad : colours.infinite;
         context.fillRect(x, box.badTop, Math.max(width, 2), STRIP);
       }
-      const zeros = view.zeros[column] ?? 0;
+      const zeros = view.zero_shades[column] ?? 0;
       if (box.zeroTop !== null && zeros > 0) {
-        context.fillStyle = css(this.colours.ramp[shader(view.total[column] ?? 1)(zeros)] ?? 0);
+        context.fillStyle = css(this.colours.ramp[zeros] ?? 0);
         context.fillRect(x, box.zeroTop, width, STRIP);
       }
     });
