@@ -71,6 +71,22 @@ def gpt2() -> tuple[nn.Module, Callable[[], Tensor]]:
     return model, loss
 
 
+class WithBias(nn.Module):
+    """Like the attention of T5: beside its output it gives a bias of positions, of zeros where there is none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(16, 16)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return self.linear(x), torch.zeros(4, 16)
+
+
+def two_outputs() -> tuple[nn.Module, Callable[[], Tensor]]:
+    model = WithBias()
+    return model, lambda: model(torch.randn(8, 16))[0].square().mean()
+
+
 def vit() -> tuple[nn.Module, Callable[[], Tensor]]:
     from transformers import ViTConfig, ViTForImageClassification
 
@@ -124,6 +140,10 @@ def test_check_finds_nothing_in_a_sound_training(training: Training, optimizer_o
     diagnosis = trained(training, optimizer_of, tmp_path / "run", 200)
     assert diagnosis.findings == ()
     assert diagnosis.not_checked == ()
+
+
+def test_a_module_that_gives_zeros_beside_its_output_is_sound(tmp_path: Path) -> None:
+    assert rules(trained(two_outputs, slow_sgd, tmp_path / "run", 40)) == []
 
 
 def test_a_bias_that_a_normalisation_takes_away_may_stay_what_it_was(tmp_path: Path) -> None:

@@ -33,6 +33,7 @@ def dead_units(recording: Recording) -> Iterator[Finding]:
     constant = (found.moments["min"] == found.moments["max"]) & (count >= FEWEST_ELEMENTS)
     dead = constant | (share >= DEAD_SHARE) & _rectified(recording, found)[:, None]
     rows, since = _lasting(dead, given)
+    rows = _without_alive(found, rows)
     if len(rows):
         yield _dead(recording, found, Deaths(rows, since, share))
     if Kind.WEIGHT_GRAD in recording.kinds:
@@ -60,6 +61,18 @@ def _lasting(dead: Flags, given: Flags) -> tuple[Ints, Ints]:
     lasting = np.array([np.count_nonzero(given[row, at:]) for row, at in enumerate(since)])
     rows = np.flatnonzero(lasting >= np.maximum(given.sum(axis=1) * LASTING, FEWEST_STEPS))
     return rows[np.lexsort((rows, since[rows]))], since
+
+
+def _without_alive(found: Histories, rows: Ints) -> Ints:
+    """Without the outputs of modules that give another one with something in it: masks and empty biases are sound."""
+    dead = set(rows.tolist())
+    alive: dict[str, set[str]] = {}
+    for row, place in enumerate(found.places):
+        if row not in dead:
+            alive.setdefault(place.site, set()).add(place.port)
+    places = [found.places[row] for row in rows]
+    kept = [not alive.get(place.site, set()) - {place.port} for place in places]
+    return rows[np.array(kept, np.bool_)]
 
 
 def _dead(recording: Recording, found: Histories, deaths: Deaths) -> Finding:
