@@ -33,14 +33,16 @@ def cases() -> Iterator[Plain]:
     yield from _groups("lstm", graphs.lstm(3), 3)
     yield from _groups("dense", graphs.skips_across(9), 2)
     yield from _groups("transformer", graphs.transformer(2), 3)
+    yield from _groups("long titles", graphs.transformer(2), 3, longer=300.0)
+    yield from _groups("a long title over two inputs", graphs.two_inputs(), 3, longer=300.0)
 
 
-def _groups(name: str, record: PassRecord, depth: int) -> Iterator[Plain]:
+def _groups(name: str, record: PassRecord, depth: int, longer: float = 0.0) -> Iterator[Plain]:
     drawable = collapse(record, graphs.named(record), Opening(depth=depth))
     extents = {block.index: Extent(60.0 + 37 * block.index % 90, 38.0) for block in drawable.visible()}
     for group, ordering in orderings(drawable).items():
         children = {spot.child for spot in ordering.spots if spot.child is not None}
-        title = 0.0 if group == drawable.root else 70.0 + 31 * group % 80
+        title = 0.0 if group == drawable.root else 70.0 + 31 * group % 80 + longer
         placed = place(ordering, extents, Frame(14.0, 22.0 if title else 0.0, title, folds=False))
         yield {
             "name": f"{name}, group {group}",

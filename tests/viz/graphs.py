@@ -139,6 +139,17 @@ def residual(blocks: int) -> PassRecord:
     return net.record()
 
 
+def two_inputs() -> PassRecord:
+    """A module with two inputs far apart."""
+    net = Pass("Joint")
+    a, b = net.input(), net.input()
+    with net.module("joint", "JointModelWithALongName"):
+        left, right = net.layer("joint.left", "linear", a), net.layer("joint.right", "linear", b)
+        out = net.op("add", left, right)
+    net.output(out)
+    return net.record()
+
+
 def flat_residual(blocks: int) -> PassRecord:
     """The same skips with no module around them."""
     net = Pass("Flat")

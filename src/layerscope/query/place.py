@@ -181,6 +181,8 @@ def _title_room(placed: Placement) -> None:
     ports = sorted(placed.x[spot] for spot in top if placed.ordering.spots[spot].child is None)
     borders = [0.0, *ports, placed.width]
     rooms = [(right - left, -left) for left, right in pairwise(borders)]
+    if max(rooms)[0] < placed.frame.title_width:
+        rooms = [rooms[0], rooms[-1]]  # which can be made wider
     room, start = max(rooms)[0], -max(rooms)[1]
     missing = max(0.0, placed.frame.title_width - room)
     if missing and start == 0.0:  # grows to the left: everything else moves right
@@ -189,7 +191,7 @@ def _title_room(placed: Placement) -> None:
         placed.breaks = {
             at: Break(turn.foot, turn.head, turn.gutter + missing, turn.numbers) for at, turn in placed.breaks.items()
         }
-    placed.width += missing if start == 0.0 or start == borders[-2] else 0.0
+    placed.width += missing
     placed.title = start, room + missing
 
 

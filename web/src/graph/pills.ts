@@ -3,7 +3,7 @@
 import { type Extent, NO_PORTS } from "./across";
 import { NOTHING, type Ordering, type Port } from "./order";
 
-const PILL = { height: 22, narrowest: 56, letter: 7.2, margin: 18 };
+const PILL = { height: 22, narrowest: 56, letter: 7.2, margin: 18, longest: 26 };
 
 /** An input or output of the group that was entered. */
 export interface Pill {
@@ -20,7 +20,7 @@ export function pillsOf(inner: Ordering | undefined): Pill[] {
 }
 
 export function pillExtent({ port }: Pill): Extent {
-  const letters = Math.max(port.name.length, port.shape.length);
+  const letters = Math.min(Math.max(port.name.length, port.shape.length), PILL.longest);
   return {
     width: Math.max(PILL.narrowest, letters * PILL.letter + PILL.margin),
     height: port.shape === "" ? PILL.height : PILL.height + 12,

@@ -174,17 +174,16 @@ function titleRoom(placed: Placement): void {
     .map((spot) => placed.x[spot] ?? 0)
     .sort((a, b) => a - b);
   const borders = [0, ...ports, placed.width];
-  let [room, start] = [Number.NEGATIVE_INFINITY, 0];
-  for (let at = 0; at + 1 < borders.length; at++) {
-    const wide = (borders[at + 1] ?? 0) - (borders[at] ?? 0);
-    if (wide > room) [room, start] = [wide, borders[at] ?? 0];
-  }
+  let rooms = borders.slice(1).map((right, at) => [right - (borders[at] ?? 0), borders[at] ?? 0] as const);
+  if (rooms.every(([wide]) => wide < frame.titleWidth))
+    rooms = rooms.filter((_, at) => at % (rooms.length - 1 || 1) === 0); // which can be made wider
+  const [room, start] = rooms.reduce((widest, each) => (each[0] > widest[0] ? each : widest));
   const missing = Math.max(0, frame.titleWidth - room);
   if (missing > 0 && start === 0) {
     placed.x = placed.x.map((x) => x + missing);
     for (const [lane, x] of placed.lanes) placed.lanes.set(lane, x + missing);
   }
-  if (start === 0 || start === borders.at(-2)) placed.width += missing;
+  placed.width += missing;
   placed.title = [start, room + missing];
 }
 
