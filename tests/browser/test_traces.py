@@ -23,7 +23,8 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     folder: Path = tmp_path_factory.mktemp("runs")
     save_trace(folder / "net")
     write_run(folder / "untraced", steps=3)
-    watch_and_trace(folder / "watched")
+    watch_and_trace(folder / "watched", 2)
+    watch_and_trace(folder / "twice", 1, 2)
     with PageServer(folder, port=0) as server:
         yield server.address
 
@@ -164,14 +165,40 @@ def test_a_run_without_traces_says_how_to_make_one(visit: Visit, address: str) -
 
 def test_a_trace_leads_to_the_histograms_of_its_step_and_module(visit: Visit, address: str) -> None:
     page = visit.page
-    page.goto(f"{address}#run=watched&view=traces")
-    page.get_by_role("button", name="step 2").click()
+    page.goto(f"{address}#run=watched&view=traces&trace=000001&step=0")
+    expect(page.get_by_test_id("crosshair-step")).to_have_text("step 0")  # as the address says
+    page.get_by_role("button", name="step 2", exact=True).click()
     expect(page.get_by_test_id("crosshair-step")).to_have_text("step 2")
     search(page, "linear_2")
     page.get_by_role("button", name="its histograms over the training").click()
     expect(page.get_by_test_id("site-title")).to_have_text("2")
     expect(page.get_by_test_id("histogram")).to_have_attribute("data-points", "4")
     expect(page.get_by_test_id("crosshair-step")).to_have_text("step 2")
+
+
+def test_the_cross_hair_stands_at_the_step_of_a_trace_that_nobody_chose(visit: Visit, address: str) -> None:
+    page = visit.page
+    for said in ("", "&step=3"):  # none of that step
+        page.goto(f"{address}#run=watched&view=traces{said}")
+        expect(page.get_by_test_id("crosshair-step")).to_have_text("step 2")
+        expect(page.get_by_role("slider", name="Step of the cross-hair")).to_have_value("2")
+        page.goto("about:blank")
+
+
+def test_marks_above_the_kpis_lead_to_the_traces_of_their_steps(visit: Visit, address: str) -> None:
+    page = visit.page
+    page.goto(f"{address}#run=twice")
+    marks = page.get_by_role("button", name=re.compile("Trace of step"))
+    expect(marks).to_have_count(2)
+    marks.first.focus()
+    page.keyboard.press("Enter")
+    expect(page.get_by_label("Trace", exact=True)).to_have_value("000001")
+    expect(page.get_by_test_id("crosshair-step")).to_have_text("step 1")
+    page.keyboard.press("]")
+    expect(page.get_by_test_id("crosshair-step")).to_have_text("step 2")
+    expect(page.get_by_label("Trace", exact=True)).to_have_value("000002")
+    page.go_back()
+    expect(page.get_by_role("tab", name="Charts")).to_have_attribute("aria-selected", "true")
 
 
 def test_a_trace_that_is_saved_while_the_page_is_open_appears(visit: Visit, tmp_path: Path) -> None:

@@ -57,15 +57,15 @@ def save_trace(folder: Path) -> Path:
     return traced().save(folder).parents[1]
 
 
-def watch_and_trace(folder: Path) -> None:
-    """A short training, with a trace of its step 2."""
+def watch_and_trace(folder: Path, *steps: int) -> None:
+    """A short training, with a trace of some of its steps."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1))
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     with ls.watch(model, optimizer, to=folder, every=1) as run:
         for step in range(4):
             x = torch.randn(16, 4)
-            if step == 2:
+            if step in steps:
                 ls.trace(model, x).save(folder, step=step)
             loss = model(x).square().mean()
             loss.backward()

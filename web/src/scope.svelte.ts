@@ -6,7 +6,16 @@ import { Live } from "./live.svelte";
 import { START_AT } from "./offline";
 import { Resource } from "./resource.svelte";
 import { fragment, parsed, type Selection, seriesFor } from "./selection";
-import type { HistogramView, RunList, ScalarView, SeriesEntry, SiteList, Timeline } from "./wire.gen";
+import type {
+  HistogramView,
+  RunList,
+  ScalarView,
+  SeriesEntry,
+  SiteList,
+  Timeline,
+  TraceEntry,
+  TraceList,
+} from "./wire.gen";
 
 /** Selecting another of these is a place to come back to; the rest only changes how it looks. */
 const PLACES = [
@@ -51,6 +60,7 @@ export class Scope {
 
   readonly runs = new Resource<RunList>(500);
   readonly sites = new Resource<SiteList>(2000);
+  readonly traces = new Resource<TraceList>(2000);
   readonly timeline = new Resource<Timeline>();
   readonly scalar = new Resource<ScalarView>();
   readonly histogram = new Resource<HistogramView>();
@@ -87,6 +97,7 @@ export class Scope {
     $effect.pre(() => this.#chooseRun());
     $effect.pre(() => this.#loadRun());
     $effect.pre(() => this.#chooseSite());
+    $effect.pre(() => this.#loadTraces());
     $effect.pre(() => this.#loadScalar());
     $effect.pre(() => this.#loadHistogram());
   }
@@ -105,6 +116,13 @@ export class Scope {
   readonly width = $derived(Math.floor(Math.max(this.room - this.left - RIGHT, 0) / 16) * 16);
 
   readonly entry = $derived(this.runs.value?.runs.find((run) => run.name === this.selection.run) ?? null);
+
+  /** The traces of the run, oldest first. */
+  readonly listed = $derived(
+    this.traces.value?.run === this.selection.run ? (this.traces.value?.traces ?? []) : [],
+  );
+
+  readonly #hasTraces = $derived((this.sites.value?.traces ?? 0) > 0);
 
   readonly seriesOfSite = $derived(
     this.sites.value?.series.filter((entry) => entry.site === this.selection.site) ?? [],
@@ -180,6 +198,11 @@ export class Scope {
     this.select({ site, kind });
   }
 
+  selectTrace({ name, step }: TraceEntry): void {
+    const at = step === null ? {} : { step };
+    this.select({ view: "traces", trace: name, op: null, opened: null, within: null, ...at });
+  }
+
   get #recorded(): Float64Array | undefined {
     return this.heatSteps ?? this.histogram.value?.last_steps ?? this.kpi?.last_steps;
   }
@@ -225,6 +248,14 @@ export class Scope {
     if (this.#shown === "tensors") this.timeline.load(null, "");
     else if (this.width > 0)
       this.timeline.load(address && `${address}/timeline?${this.screen()}${this.smooth()}`, `${run}`);
+  }
+
+  #loadTraces(): void {
+    const { run } = this.selection;
+    void this.#runNews;
+    if (run !== null && (this.#hasTraces || this.#shown === "traces"))
+      this.traces.load(`api/run/${encodeURIComponent(run)}/traces`, run);
+    else this.traces.keep(`${run}`);
   }
 
   #loadScalar(): void {

@@ -14,7 +14,6 @@ import type {
   PassNumbers,
   PassOverview,
   PassPicture,
-  TraceList,
   ValueView,
 } from "../wire.gen";
 import { numbersOf } from "./fills";
@@ -31,7 +30,6 @@ const MOST_FOUND = 60;
 const NOTHING: Look = { picture: null, at: [], tile: 0 };
 
 export class Tracing {
-  readonly list = new Resource<TraceList>(2000);
   readonly picture = new Resource<PassPicture>();
   readonly groups = new Resource<PassGroups>();
   readonly numbers = new Resource<PassNumbers>();
@@ -51,9 +49,10 @@ export class Tracing {
   version = $state(0);
   #missing = $state.raw<readonly number[]>([]);
   #revealed = "";
+  #pinned = "";
 
   constructor(readonly scope: Scope) {
-    $effect(() => this.#loadList());
+    $effect(() => this.#pin());
     $effect(() => this.#loadGraph());
     $effect(() => this.#loadGroups());
     $effect(() => this.#loadOverview());
@@ -64,11 +63,13 @@ export class Tracing {
     $effect(() => this.#reveal());
   }
 
-  /** The chosen trace, else the newest. */
+  /** The chosen trace, unless the cross-hair is at the step of another one; else the newest. */
   readonly entry = $derived.by(() => {
-    const { run, trace } = this.scope.selection;
-    const traces = this.list.value?.run === run ? (this.list.value?.traces ?? []) : [];
-    return traces.find((entry) => entry.name === trace) ?? traces.at(-1) ?? null;
+    const { listed, selection } = this.scope;
+    const chosen = listed.find((entry) => entry.name === selection.trace);
+    if (chosen?.step === null || chosen?.step === selection.step) return chosen;
+    const there = listed.filter(({ step }) => step !== null && step === selection.step);
+    return there.at(-1) ?? chosen ?? listed.at(-1) ?? null;
   });
 
   readonly #graph = $derived.by(() =>
@@ -129,8 +130,8 @@ export class Tracing {
   choose(trace: string): void {
     this.block = null;
     this.search = "";
-    const step = this.list.value?.traces.find((entry) => entry.name === trace)?.step ?? null;
-    this.scope.select({ trace, op: null, opened: null, within: null, ...(step === null ? {} : { step }) });
+    const entry = this.scope.listed.find(({ name }) => name === trace);
+    if (entry !== undefined) this.scope.selectTrace(entry);
   }
 
   /** Select an operation; the modules around it open. */
@@ -185,9 +186,15 @@ export class Tracing {
     return this.#asked(what, ...more, ...(this.scope.selection.unrolled ? ["unrolled=1"] : []));
   }
 
-  #loadList(): void {
-    void this.scope.news;
-    this.list.load(this.#address && `${this.#address}/traces`, `${this.scope.selection.run}`);
+  /** The cross-hair stands at the step of a trace that comes into sight without being chosen. */
+  #pin(): void {
+    const { entry } = this;
+    const { run, trace, step } = this.scope.selection;
+    const key = `${run}/${entry?.name}`;
+    if (entry === null || this.#pinned === key) return;
+    this.#pinned = key;
+    if (entry.step !== null && (step === null || trace !== entry.name))
+      this.scope.select({ step: entry.step });
   }
 
   #loadGraph(): void {
