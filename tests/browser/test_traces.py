@@ -201,6 +201,37 @@ def test_marks_above_the_kpis_lead_to_the_traces_of_their_steps(visit: Visit, ad
     expect(page.get_by_role("tab", name="Charts")).to_have_attribute("aria-selected", "true")
 
 
+def test_picture_and_place_are_in_the_address_and_kept_for_the_next_operation(visit: Visit, address: str) -> None:
+    page = visit.page
+    page.goto(f"{address}#run=net&view=traces&op=1")
+    value = page.get_by_test_id("picture-value")
+    expect(value).to_have_attribute("data-picture", "grid")
+    page.get_by_label("sample").fill("1")
+    page.get_by_role("button", name="matrix").click()
+    page.get_by_label("channel").fill("3")
+    expect(page).to_have_url(re.compile(r"picture=matrix.*at=1\.3|at=1\.3.*picture=matrix"))
+    page.get_by_role("button", name="Operation after").click()
+    expect(page.get_by_test_id("op-label")).to_have_text(re.compile("conv2d_2"))
+    for _ in range(2):
+        expect(value).to_have_attribute("data-picture", "matrix")
+        value.hover(position={"x": 3, "y": 3})
+        expect(page.get_by_test_id("told-value")).to_have_text(re.compile(r"^\[1, 3, 0, 0\]"))
+        page.reload()
+    search(page, "tanh")  # of two axes: nothing to choose a place on
+    expect(value).to_have_attribute("aria-label", "Value, matrix of shape 2 × 8")
+    page.go_back()
+    expect(page.get_by_label("channel")).to_have_value("3")
+
+
+def test_a_picture_that_does_not_fit_is_replaced_without_an_error(visit: Visit, address: str) -> None:
+    page = visit.page
+    page.goto(f"{address}#run=net&view=traces&op=1&picture=<b>&at=99.x&tile=64")
+    expect(page.get_by_test_id("picture-value")).to_have_attribute("data-picture", "grid")
+    page.get_by_test_id("picture-value").hover(position={"x": 3, "y": 3})
+    expect(page.get_by_test_id("told-value")).to_have_text(re.compile(r"^\[0, 0, 0, 0\]"))
+    expect(page.get_by_text("This cannot be shown")).to_have_count(0)
+
+
 def test_a_trace_that_is_saved_while_the_page_is_open_appears(visit: Visit, tmp_path: Path) -> None:
     write_run(tmp_path / "live", steps=3)
     with PageServer(tmp_path, port=0) as server:

@@ -85,6 +85,7 @@ def test_channels_that_do_not_fit_are_reached_by_their_number() -> None:
 def test_places_beyond_the_tensor_are_its_last_ones() -> None:
     assert cut((4, 5, 6), "matrix", (99,)).index == (3,)
     assert cut((4, 5, 6), "nonsense", ()).picture == pictures_of((4, 5, 6))[0]
+    assert cut((4, 5, 6), "grid", (), 64).tiles == 4  # all, not the last one alone
 
 
 def test_a_tensor_without_elements_says_so() -> None:

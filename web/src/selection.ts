@@ -41,6 +41,10 @@ export interface Selection {
   op: number | null;
   opened: string | null;
   within: number | null;
+  /** Of values in it: the kind of picture, the places on the axes that it leaves out ("1.3"), and its first tile. */
+  picture: string | null;
+  at: string | null;
+  tile: number | null;
   /** The field that the nodes of a trace are coloured by. */
   tint: string | null;
   /** Whether every pass of a loop is a node of its own. */
@@ -111,6 +115,9 @@ export const START: Readonly<Selection> = {
   op: null,
   opened: null,
   within: null,
+  picture: null,
+  at: null,
+  tile: null,
   tint: null,
   unrolled: false,
   entered: null,
@@ -152,6 +159,8 @@ const TEXTS = [
   "kpi",
   "trace",
   "opened",
+  "picture",
+  "at",
   "tint",
   "entered",
   "expanded",
@@ -178,6 +187,7 @@ const NUMBERS = [
   "last",
   "op",
   "within",
+  "tile",
   "smooth",
   "iteration",
   "sample",

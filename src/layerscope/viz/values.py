@@ -93,7 +93,7 @@ def cut(shape: Sequence[int], picture: str | None, index: Sequence[int], first_t
     leading = shape[: len(shape) - AXES[chosen]]
     places = [min(max(at, 0), size - 1) for at, size in zip((*index, *[0] * len(leading)), leading, strict=False)]
     channels = shape[-3] if AXES[chosen] == 3 else 1
-    first = min(max(first_tile, 0), channels - 1) if chosen == "grid" else 0
+    first = first_tile if chosen == "grid" and 0 <= first_tile < channels else 0
     tiles = channels if chosen == "image" else min(channels - first, MOST_TILES)
     return Cut(chosen, tuple(shape), tuple(places), first, tiles)
 

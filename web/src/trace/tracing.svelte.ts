@@ -3,9 +3,10 @@
 import { untrack } from "svelte";
 import { type Cell, nodeTable } from "../charts/keep";
 import type { Scene } from "../graph/scene";
-import { isFile } from "../offline";
+import { isClosed, isFile } from "../offline";
 import { Resource } from "../resource.svelte";
 import type { Scope } from "../scope.svelte";
+import type { Selection } from "../selection";
 import type {
   OperationLink,
   OperationList,
@@ -19,15 +20,7 @@ import type {
 import { numbersOf } from "./fills";
 import { PassGraph } from "./passgraph";
 
-/** Which picture of a tensor, and which part of it; belongs to one operation. */
-export interface Look {
-  picture: string | null;
-  at: readonly number[];
-  tile: number;
-}
-
 const MOST_FOUND = 60;
-const NOTHING: Look = { picture: null, at: [], tile: 0 };
 
 export class Tracing {
   readonly picture = new Resource<PassPicture>();
@@ -40,7 +33,6 @@ export class Tracing {
   readonly found = new Resource<OperationList>();
 
   search = $state("");
-  look = $state.raw<Look>(NOTHING);
   /** A part of the graph that was chosen and is no operation. */
   block = $state<number | null>(null);
   /** Room for a picture, in pixels. */
@@ -100,6 +92,12 @@ export class Tracing {
     this.operation.value?.operation === this.scope.selection.op ? this.operation.value : null,
   );
 
+  /** The places that are wished for on the axes that a picture leaves out; a tensor that lacks them shows the nearest. */
+  readonly at = $derived.by(() => {
+    const at = this.scope.selection.at ?? "";
+    return /^\d{1,9}(\.\d{1,9})*$/.test(at) ? at.split(".").map(Number) : [];
+  });
+
   /** The part of the graph that is marked. */
   readonly part = $derived.by(() => this.block ?? this.chosen?.part ?? null);
 
@@ -136,7 +134,6 @@ export class Tracing {
 
   /** Select an operation; the modules around it open. */
   select(op: number): void {
-    if (op !== this.scope.selection.op) this.look = NOTHING;
     this.block = null;
     this.scope.select({ op });
   }
@@ -170,6 +167,11 @@ export class Tracing {
     this.block = null;
     this.#revealed = "";
     this.scope.select({ unrolled, opened: null, within: null });
+  }
+
+  /** Wish for another place on the axes that a picture leaves out. */
+  place(at: readonly number[], changes: Partial<Selection> = {}): void {
+    this.scope.select({ ...changes, at: at.join(".").replace(/(^|\.)0(\.0)*$/, "") || null });
   }
 
   #key(op: number | null): string {
@@ -247,11 +249,13 @@ export class Tracing {
   }
 
   #valuePath(what: string, op: number): string | null {
-    const { picture, at, tile } = this.look;
-    const more = [`op=${op}`, `what=${what}`];
-    if (picture !== null) more.push(`picture=${picture}`);
-    if (at.length > 0) more.push(`at=${at.join(".")}`);
-    if (tile > 0) more.push(`tile=${tile}`);
+    const { picture, tile } = this.scope.selection;
+    const look: string[] = [];
+    if (picture !== null) look.push(`picture=${encodeURIComponent(picture)}`);
+    if (this.at.length > 0) look.push(`at=${this.at.join(".")}`);
+    if (tile !== null && tile > 0) look.push(`tile=${tile}`);
+    // A file holds one picture of each.
+    const more = [`op=${op}`, `what=${what}`, ...(isClosed ? [] : look)];
     return this.#asked("value", ...more, `width=${this.width}`, `height=${Math.round(this.width * 0.75)}`);
   }
 
