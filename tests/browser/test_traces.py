@@ -232,6 +232,22 @@ def test_a_picture_that_does_not_fit_is_replaced_without_an_error(visit: Visit, 
     expect(page.get_by_text("This cannot be shown")).to_have_count(0)
 
 
+def test_a_module_tells_its_costs_and_shows_what_it_gives(visit: Visit, address: str) -> None:
+    page = visit.page
+    page.goto(f"{address}#run=net&view=traces&opened=0")
+    click(page, BLOCKS)
+    block = page.get_by_test_id("block")
+    for _ in range(2):
+        expect(block).to_contain_text(re.compile(r"FLOPs\s*[\d,]{5,}"))
+        expect(block).to_contain_text("time")
+        expect(block).to_contain_text("KB, all results together")
+        expect(block.get_by_test_id("picture-value")).to_have_attribute("data-picture", "grid")
+        page.reload()
+    expect(part(page, BLOCKS)).to_have_attribute("aria-expanded", "false")  # nothing opens for its output
+    block.get_by_role("button", name="relu_2").click()
+    expect(page.get_by_test_id("op-label")).to_have_text(re.compile("relu_2"))
+
+
 def test_a_trace_that_is_saved_while_the_page_is_open_appears(visit: Visit, tmp_path: Path) -> None:
     write_run(tmp_path / "live", steps=3)
     with PageServer(tmp_path, port=0) as server:

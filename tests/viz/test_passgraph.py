@@ -119,6 +119,15 @@ def test_times_of_a_module_are_those_of_its_operations_added_up() -> None:
     assert abs(numbers[encoder] - sum(numbers[part] for part in inside)) < 1e-12
 
 
+def test_a_module_tells_its_costs_and_the_operation_of_its_output() -> None:
+    model = nn.Sequential(nn.Sequential(nn.Linear(4, 4), nn.ReLU()), nn.Linear(4, 2))
+    modules = PassGraph(nested(ls.trace(model, torch.randn(3, 4)).record)).view().modules
+    first = modules.names.index("0")
+    assert modules.operations[first] == 2
+    told = dict(line.split("\t") for line in modules.facts[first].splitlines())
+    assert (told["FLOPs"], told["memory"]) == ("120", "96 B, all results together")
+
+
 def test_a_large_graph_is_sent_as_modules_and_its_operations_with_their_groups(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = view()
     monkeypatch.setattr(passgraph, "SENT_WHOLE", 3)
@@ -127,6 +136,9 @@ def test_a_large_graph_is_sent_as_modules_and_its_operations_with_their_groups(m
     picture = graph.view()
     assert [group.group for group in picture.inside.groups] == [0]
     assert picture.modules.parts == whole.modules.parts
+    inside = [at for at, part in enumerate(picture.modules.parts) if part in picture.inside.operations.parts]
+    assert inside and not any(picture.modules.facts[at] for at in inside)  # those come when they are seen
+    assert all(picture.inside.operations.facts)
     assert set(picture.inside.operations.parents) == {0}
     rest = graph.groups(picture.modules.parts[1:])
     sent = {*picture.modules.parts, *picture.inside.operations.parts, *rest.operations.parts}

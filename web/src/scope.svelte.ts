@@ -30,6 +30,7 @@ const PLACES = [
   "trace",
   "op",
   "within",
+  "part",
   "entered",
   "merge",
   "pane",
@@ -200,7 +201,7 @@ export class Scope {
 
   selectTrace({ name, step }: TraceEntry): void {
     const at = step === null ? {} : { step };
-    this.select({ view: "traces", trace: name, op: null, opened: null, within: null, ...at });
+    this.select({ view: "traces", trace: name, op: null, part: null, opened: null, within: null, ...at });
   }
 
   get #recorded(): Float64Array | undefined {

@@ -41,6 +41,8 @@ export interface Selection {
   op: number | null;
   opened: string | null;
   within: number | null;
+  /** A module of it that is looked at instead of an operation. */
+  part: number | null;
   /** Of values in it: the kind of picture, the places on the axes that it leaves out ("1.3"), and its first tile. */
   picture: string | null;
   at: string | null;
@@ -115,6 +117,7 @@ export const START: Readonly<Selection> = {
   op: null,
   opened: null,
   within: null,
+  part: null,
   picture: null,
   at: null,
   tile: null,
@@ -187,6 +190,7 @@ const NUMBERS = [
   "last",
   "op",
   "within",
+  "part",
   "tile",
   "smooth",
   "iteration",

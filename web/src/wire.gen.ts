@@ -159,7 +159,7 @@ export interface PassParts {
   readonly operations: readonly number[];
 }
 
-/** What is in some groups beside other groups, and the order of all that is in them. */
+/** What is in some groups, beside the modules that are known already, and the order of all that is in them. */
 export interface PassGroups {
   readonly operations: PassParts;
   readonly groups: readonly GroupOrder[];

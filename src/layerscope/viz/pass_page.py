@@ -43,12 +43,12 @@ class PassParts:
     title_widths: tuple[int, ...]
     sites: tuple[str, ...]
     facts: tuple[str, ...]
-    operations: tuple[int, ...]  # the first one of each, -1 for a module
+    operations: tuple[int, ...]  # the first one of each; of a module the one whose tensor it gives
 
 
 @dataclass(frozen=True, slots=True)
 class PassGroups:
-    """What is in some groups beside other groups, and the order of all that is in them."""
+    """What is in some groups, beside the modules that are known already, and the order of all that is in them."""
 
     operations: PassParts
     groups: tuple[GroupOrder, ...]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from functools import cached_property
 
 import numpy as np
 
@@ -14,9 +15,10 @@ from layerscope.query.collapse import Drawable, Hops, readable
 from layerscope.query.layout import Ordering, flows_of, order
 from layerscope.records import Floats
 from layerscope.viz.lettering import text_width
-from layerscope.viz.nestedgraph import NOTHING, GroupOrder, group_order
-from layerscope.viz.pass_overview import amounts
+from layerscope.viz.nestedgraph import GroupOrder, group_order
+from layerscope.viz.pass_overview import FIELDS, amounts
 from layerscope.viz.pass_page import PassGroups, PassParts, PassPicture, shape_text
+from layerscope.viz.pass_text import size
 from layerscope.viz.wording import Wording
 
 NAME_SIZE, DETAIL_SIZE, TITLE_SIZE = 12.0, 10.5, 11.0
@@ -50,16 +52,17 @@ class PassGraph:
             title=self.nesting.record.model,
             count=len(self._blocks),
             opened=tuple(opened),
-            modules=self._parts(self._groups),
+            modules=self._parts(self._groups, told=self._is_small),
             inside=self.groups(sent),
         )
 
     def groups(self, of: Sequence[int]) -> PassGroups:
-        """What is in some groups, and its order."""
-        leaves = [child for group in of for child in self._blocks[group].children if not self._blocks[child].children]
-        return PassGroups(self._parts(leaves), tuple(self.group(index) for index in of))
+        """What is in some groups, and its order; modules among it where they were sent without facts."""
+        inside = [child for group in of for child in self._blocks[group].children]
+        sent = [child for child in inside if not (self._is_small and self._blocks[child].children)]
+        return PassGroups(self._parts(sent, told=True), tuple(self.group(index) for index in of))
 
-    def _parts(self, of: Sequence[int]) -> PassParts:
+    def _parts(self, of: Sequence[int], *, told: bool) -> PassParts:
         blocks = [self._blocks[index] for index in of]
         words = [self._words(block) for block in blocks]
         widths = [_width(name, detail, block) for (name, detail), block in zip(words, blocks, strict=True)]
@@ -73,8 +76,8 @@ class PassGraph:
             widths=tuple(widths),
             title_widths=tuple(min(SHORTEST_TITLE, title) for title in titles),
             sites=tuple(map(self._key, blocks)),
-            facts=tuple(self._facts(block) if self._is_small or not block.children else "" for block in blocks),
-            operations=tuple(NOTHING if block.children else block.operations[0] for block in blocks),
+            facts=tuple(self._facts(block) if told or not block.index else "" for block in blocks),
+            operations=tuple((self._given(block) if block.children else block.operations)[0] for block in blocks),
         )
 
     def group(self, index: int) -> GroupOrder:
@@ -167,11 +170,15 @@ class PassGraph:
             return f"{block.path}@{block.index}"
         return naming.label(block.operations[0])
 
+    @cached_property
+    def _costs(self) -> list[list[float]]:
+        """Time, FLOPs and bytes of every operation."""
+        return [np.nan_to_num(amounts(self.nesting.record.operations, field)).tolist() for field in FIELDS]
+
     def _facts(self, block: Block) -> str:
         """Lines of a name, a tab and a text, for the tooltip."""
         record, first = self.nesting.record, self.nesting.record.operations[block.operations[0]]
-        ran = map(record.operations.__getitem__, block.operations)
-        elapsed = sum(op.elapsed_s for op in ran if op.lead == op.index)
+        elapsed, flops, held = (sum(costs[at] for at in block.operations) for costs in self._costs)
         found = {
             "module" if block.children else "function": block.path if block.children else first.function,
             "in": "" if block.children else _module(record, block),
@@ -179,8 +186,10 @@ class PassGraph:
             "operations": f"{len(block.operations):,}" if block.children else "",
             "gives": f"{self.shape(block)} {record.operations[self._given(block)[0]].dtype}",
             "parameters": ", ".join(first.parameters) if not block.children else "",
-            "passes": str(block.passes) if block.passes > 1 else "",
-            "time": f"{elapsed * 1e3:.3g} ms" if elapsed else "",
+            "passes": str(block.passes) if block.index and block.passes > 1 else "",
+            "time": (f"{elapsed * 1e3:.3g} ms" if elapsed < 1 else f"{elapsed:,.2f} s") if elapsed else "",
+            "FLOPs": f"{flops:,.0f}" if flops else "",
+            "memory": size(held) + (", all results together" if block.children else ""),
         }
         return "\n".join(f"{name}\t{text}" for name, text in found.items() if text)
 

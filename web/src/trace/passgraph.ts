@@ -9,8 +9,8 @@ const SENT = ["parents", "roles", "names", "details", "widths", "title_widths", 
 
 export class PassGraph {
   readonly scene: Scene;
-  /** The first operation of each part that is one. */
-  readonly first = new Map<number, number>();
+  /** The first operation of each part; of a module the one whose tensor it gives. */
+  readonly operation = new Map<number, number>();
   readonly #columns;
 
   constructor(picture: PassPicture) {
@@ -43,7 +43,7 @@ export class PassGraph {
 
   /** What came when groups were opened; to get it twice does no harm. */
   add({ operations, groups }: PassGroups): void {
-    const unknown = operations.parts.filter((part) => !this.first.has(part));
+    const unknown = operations.parts.filter((part) => !this.operation.has(part));
     this.#write(operations);
     this.scene.know(unknown);
     this.scene.add(groups);
@@ -57,8 +57,7 @@ export class PassGraph {
       });
     }
     sent.parts.forEach((part, at) => {
-      const operation = sent.operations[at] ?? NOTHING;
-      if (operation !== NOTHING) this.first.set(part, operation);
+      this.operation.set(part, sent.operations[at] ?? 0);
     });
   }
 }

@@ -2,6 +2,7 @@
 
 import { untrack } from "svelte";
 import { type Cell, nodeTable } from "../charts/keep";
+import { NOTHING } from "../graph/order";
 import type { Scene } from "../graph/scene";
 import { isClosed, isFile } from "../offline";
 import { Resource } from "../resource.svelte";
@@ -33,8 +34,6 @@ export class Tracing {
   readonly found = new Resource<OperationList>();
 
   search = $state("");
-  /** A part of the graph that was chosen and is no operation. */
-  block = $state<number | null>(null);
   /** Room for a picture, in pixels. */
   width = $state(0);
   /** Counts the arrangements of the scene. */
@@ -87,9 +86,20 @@ export class Tracing {
     return within !== null && this.scene?.isGroup(within) ? within : 0;
   });
 
-  /** The chosen operation, once its description is there. */
+  /** A part of the graph that is looked at and is no operation. */
+  readonly block = $derived.by(() => {
+    const { op, part } = this.scope.selection;
+    return op === null && part !== null && this.scene?.isGroup(part) ? part : null;
+  });
+
+  /** The operation whose value is shown: the chosen one, or that of what a module gives. */
+  readonly #op = $derived.by(
+    () => this.scope.selection.op ?? this.#graph?.operation.get(this.block ?? NOTHING) ?? null,
+  );
+
+  /** What is known of it, once that is there. */
   readonly chosen = $derived.by(() =>
-    this.operation.value?.operation === this.scope.selection.op ? this.operation.value : null,
+    this.operation.value?.operation === this.#op ? this.operation.value : null,
   );
 
   /** The places that are wished for on the axes that a picture leaves out; a tensor that lacks them shows the nearest. */
@@ -126,7 +136,6 @@ export class Tracing {
   }
 
   choose(trace: string): void {
-    this.block = null;
     this.search = "";
     const entry = this.scope.listed.find(({ name }) => name === trace);
     if (entry !== undefined) this.scope.selectTrace(entry);
@@ -134,18 +143,15 @@ export class Tracing {
 
   /** Select an operation; the modules around it open. */
   select(op: number): void {
-    this.block = null;
-    this.scope.select({ op });
+    this.scope.select({ op, part: null });
   }
 
   /** A part of the graph was clicked: nothing opens. */
   pick(part: number): void {
-    const first = this.#graph?.first.get(part);
-    if (first === undefined) {
-      this.block = this.scene?.isGroup(part) ? part : null;
-      this.scope.select({ op: null });
-    } else if (part === this.chosen?.part) this.block = null;
-    else {
+    const first = this.#graph?.operation.get(part);
+    const isGroup = this.scene?.isGroup(part);
+    if (first === undefined || isGroup) this.scope.select({ op: null, part: isGroup ? part : null });
+    else if (this.block !== null || part !== this.chosen?.part) {
       this.#revealed = this.#key(first);
       this.select(first);
     }
@@ -164,9 +170,8 @@ export class Tracing {
   }
 
   unroll(unrolled: boolean): void {
-    this.block = null;
     this.#revealed = "";
-    this.scope.select({ unrolled, opened: null, within: null });
+    this.scope.select({ unrolled, opened: null, within: null, part: null });
   }
 
   /** Wish for another place on the axes that a picture leaves out. */
@@ -231,7 +236,7 @@ export class Tracing {
   }
 
   #loadOperation(): void {
-    const op = this.scope.selection.op;
+    const op = this.#op;
     const path = op === null ? null : this.#askedOfGraph("operation", `op=${op}`);
     this.operation.load(path, `${this.#address}/${this.entry?.name}/${op}`);
   }
@@ -271,7 +276,7 @@ export class Tracing {
   #reveal(): void {
     const { chosen, scene } = this;
     const key = this.#key(chosen?.operation ?? null);
-    if (chosen === null || scene === null || this.#revealed === key) return;
+    if (chosen === null || this.block !== null || scene === null || this.#revealed === key) return;
     this.#revealed = key;
     const around = chosen.around.map((crumb) => crumb.id);
     const within = around.includes(this.within) ? this.scope.selection.within : null;
