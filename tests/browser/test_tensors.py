@@ -255,3 +255,25 @@ def test_a_run_without_named_tensors_says_how_to_name_them(visit: Visit, address
     expect(page.get_by_text('run.record("memory", h)')).to_be_visible()
     page.get_by_test_id("trial").select_option("a")
     expect(page.get_by_test_id("dependencies")).to_be_visible()
+
+
+def test_the_timeline_is_in_sight_and_its_scrubber_chooses_the_step(visit: Visit, address: str) -> None:
+    page = visit.page
+    page.goto(f"{address}&node=memory&type=short")
+    kpis = page.get_by_role("region", name="KPIs", exact=True)
+    expect(kpis.get_by_role("img", name="loss over the steps")).to_be_visible()
+    slider, step = page.get_by_role("slider", name="Step of the cross-hair"), page.get_by_test_id("step")
+    expect(step).to_have_value("50")
+    expect(slider).to_have_value("50")
+    slider.fill("28")
+    expect(step).to_have_value("30")
+    slider.press("ArrowLeft")
+    expect(step).to_have_value("10")
+    step.fill("30")
+    step.press("Enter")
+    expect(slider).to_have_value("30")
+    expect(kpis.get_by_test_id("crosshair-step")).to_have_text("step 30")
+    page.get_by_role("button", name="KPIs", exact=True).click()
+    expect(page.get_by_test_id("kpi-charts")).to_be_visible()
+    expect(kpis.get_by_test_id("crosshair-step")).to_have_count(0)
+    expect(slider).to_be_in_viewport()

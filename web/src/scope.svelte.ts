@@ -1,7 +1,7 @@
 /** The state of the page: what is selected, what was answered, where the cross-hair is. */
 
 import { untrack } from "svelte";
-import { LEFT, nearest, RIGHT, type Span } from "./charts/scale";
+import { LEFT, lastUntil, nearest, RIGHT, type Span } from "./charts/scale";
 import { Live } from "./live.svelte";
 import { START_AT } from "./offline";
 import { Resource } from "./resource.svelte";
@@ -165,9 +165,11 @@ export class Scope {
   /** The step of the cross-hair: under the pointer, else pinned. */
   readonly step = $derived(this.hover ?? this.selection.step);
 
-  /** The step that numbers are of: that of the cross-hair, else the last one in sight. */
+  /** The step that numbers are of: that of the cross-hair, else the last one in sight, or of a view with its own steps. */
   readonly now = $derived(
-    this.step ?? Math.min(this.entry?.last_step ?? this.span.max, Math.floor(this.span.max)),
+    this.steps?.[Math.max(lastUntil(this.steps, this.step ?? Number.MAX_SAFE_INTEGER), 0)] ??
+      this.step ??
+      Math.min(this.entry?.last_step ?? this.span.max, Math.floor(this.span.max)),
   );
 
   /** Change the selection, and the address with it. */
@@ -246,8 +248,7 @@ export class Scope {
     void this.#runNews;
     const address = run === null ? null : `api/run/${encodeURIComponent(run)}`;
     this.sites.load(address && `${address}/sites`, `${run}`);
-    if (this.#shown === "tensors") this.timeline.load(null, "");
-    else if (this.width > 0)
+    if (this.width > 0)
       this.timeline.load(address && `${address}/timeline?${this.screen()}${this.smooth()}`, `${run}`);
   }
 

@@ -23,7 +23,7 @@ export class Tensors {
     $effect(() => {
       const { panel } = this;
       const [min, max] = [panel?.steps[0], panel?.steps.at(-1)];
-      scope.steps = panel?.steps ?? null;
+      scope.steps = this.span === null ? (panel?.steps ?? null) : null;
       scope.reach = this.span ?? (min === undefined || max === undefined ? null : { min, max });
       return () => {
         scope.steps = null;
