@@ -105,3 +105,11 @@ def test_hundreds_of_nodes_are_placed_and_long_names_are_cut() -> None:
     assert len(view.names) == 300
     assert all("…" in label for label in view.labels)
     assert view.boxes.reshape(-1, 4)[:, 2].max() <= 250
+
+
+def test_narrow_boxes_hold_whole_names_in_two_lines_and_take_less_room() -> None:
+    narrow = Places((INITIAL, FIRST, LAST), narrow=True)
+    view = dependency_view(LAST, narrow, "loss", "")
+    assert [a + b for a, b in zip(view.labels, view.seconds, strict=True)] == list(view.names)
+    assert view.details == dependency_view(LAST, PLACES, "loss", "").details
+    assert narrow.width < 0.7 * PLACES.width

@@ -404,6 +404,7 @@ export interface DependencyView {
   readonly height: number;
   readonly names: readonly string[];
   readonly labels: readonly string[];
+  readonly seconds: readonly string[];
   readonly details: readonly string[];
   readonly parts: readonly string[];
   readonly back: readonly number[];

@@ -50,18 +50,19 @@ class ProjectPlaces:
         self._lock = threading.Lock()
         self._until = 0.0
         self._numbers: KeysView[int] = {}.keys()
-        self._places = Places(())
+        self._places = Places(()), Places((), narrow=True)
 
-    def of(self, needed: Dependencies) -> Places:
-        """The places; hold no run's lock."""
+    def of(self, needed: Dependencies, *, narrow: bool) -> Places:
+        """The places, in narrow boxes for graphs side by side; hold no run's lock."""
         with self._lock:
-            is_known = all((node.name, 0) in self._places for node in needed.nodes)
+            is_known = all((node.name, 0) in self._places[0] for node in needed.nodes)
             if time.monotonic() >= self._until or not is_known:
                 graphs = {graph.number: graph for graph in self._read()}  # equal ones share a number in all runs
                 if graphs.keys() != self._numbers:
-                    self._numbers, self._places = graphs.keys(), Places(graphs.values())
+                    self._numbers = graphs.keys()
+                    self._places = Places(graphs.values()), Places(graphs.values(), narrow=True)
                 self._until = time.monotonic() + LOOK_AGAIN_S
-            return self._places
+            return self._places[narrow]
 
     def _read(self) -> list[Dependencies]:
         graphs: list[Dependencies] = []
@@ -104,7 +105,7 @@ class Tensors:
         panels = integer(request, "panels", 1, 1, MOST_PANELS)
         made, curves = [], []
         for at, name in enumerate(names):
-            panel, curve = self._of_run(request, name, wish, stat, with_panel=at < panels)
+            panel, curve = self._of_run(request, name, wish, stat, panels if at < panels else 0)
             curves.append(curve)
             made += [panel] if panel else []
         own = self._own.name if self._own else ""
@@ -151,7 +152,7 @@ class Tensors:
         return SamplesView(tuple(asked), choices, tuple(runs))
 
     def _of_run(
-        self, request: Request, name: str, wish: Wish, stat: str, *, with_panel: bool
+        self, request: Request, name: str, wish: Wish, stat: str, panels: int
     ) -> tuple[views.TensorPanel | None, RunCurve]:
         try:
             opened = self._catalogue.open(name)
@@ -159,13 +160,13 @@ class Tensors:
                 there = found(opened.run.named(), name, wish)
             if there is None:
                 raise SelectError(NOTHING_NAMED)
-            places = self._places.of(there.graph) if with_panel else None
+            places = self._places.of(there.graph, narrow=panels > 1) if panels else None
             with opened.lock:
                 named = opened.run.named()
                 panel = views.tensor_panel(named, there, places, *_form_of(request)) if places else None
                 return panel, _curve(named, there, stat, request)
         except (LayerscopeError, OSError) as error:  # one run that cannot be read must not hide the other
-            panel = views.empty_panel(name, str(error)) if with_panel else None
+            panel = views.empty_panel(name, str(error)) if panels else None
             return panel, RunCurve(name, None, str(error))
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -15,7 +17,8 @@ from layerscope.records import Dependencies, Floats, NamedNode, Part
 from layerscope.viz.lettering import shortened, text_width
 
 NAME_SIZE, DETAIL_SIZE = 12.0, 10.5
-HEIGHT, NARROWEST, WIDEST, MARGIN, PADDING = 38.0, 84.0, 250.0, 11.0, 10.0
+WIDEST, PADDING = 250.0, 10.0
+SIZES = (38.0, 84.0, 11.0), (32.0, 44.0, 5.0)  # height, least width and margin of boxes, usual and narrow ones
 ABSENT, EARLIER = "absent", "earlier"  # parts of boxes that are no tensor of this iteration
 
 Key = tuple[str, int]  # a name, and how many iterations before the one that is drawn
@@ -29,6 +32,7 @@ class DependencyView:
     height: float
     names: tuple[str, ...]
     labels: tuple[str, ...]  # names as they fit into their boxes
+    seconds: tuple[str, ...]  # second lines of the boxes: details, or in narrow graphs the rest of the names
     details: tuple[str, ...]
     parts: tuple[str, ...]  # of the user's network; "earlier" for a source of an earlier iteration, "absent" for none
     back: tuple[int, ...]  # iterations ago
@@ -43,9 +47,14 @@ class DependencyView:
 
 
 class Places:
-    """Where every name of a project stands, whichever of its graphs is drawn: laid out from all of them together."""
+    """Where every name of a project stands, whichever of its graphs is drawn: laid out from all of them together.
 
-    def __init__(self, graphs: Iterable[Dependencies]) -> None:
+    In a narrow graph a name takes both lines of its box.
+    """
+
+    def __init__(self, graphs: Iterable[Dependencies], *, narrow: bool = False) -> None:
+        self._narrow = narrow
+        self._height, self._least, self._margin = SIZES[narrow]
         self._keys: dict[Key, int] = {}
         self._widths: list[float] = []
         parents: dict[int, dict[int, None]] = {}
@@ -66,7 +75,14 @@ class Places:
     def box(self, key: Key) -> tuple[float, float, float, float]:
         """x, y, width and height of a node."""
         across, down = self._placed.corner(self._keys[key])
-        return down, across, self._widths[self._keys[key]], HEIGHT
+        return down, across, self._widths[self._keys[key]], self._height
+
+    def lines(self, name: str, detail: str, width: float = WIDEST) -> tuple[str, str]:
+        """What is written into a box."""
+        room = width - 2 * self._margin
+        first, second = halves(name) if self._narrow else (name, detail)
+        short = shortened(first, NAME_SIZE, room, bold=True)
+        return short, shortened(second, NAME_SIZE, room, bold=True) if self._narrow else second
 
     def way(self, source: Key, target: Key) -> list[tuple[float, float]]:
         """The points of the line from one node to another."""
@@ -79,9 +95,10 @@ class Places:
     def _add(self, key: Key, nodes: Mapping[str, NamedNode]) -> int:
         if key not in self._keys:
             self._keys[key] = len(self._keys)
-            detail = detail_of(key, nodes.get(key[0]))
-            text = max(text_width(key[0], NAME_SIZE, bold=True), text_width(detail, DETAIL_SIZE))
-            self._widths.append(min(max(text + 2 * MARGIN, NARROWEST), WIDEST))
+            first, second = self.lines(key[0], detail_of(key, nodes.get(key[0])))
+            size = NAME_SIZE if self._narrow else DETAIL_SIZE
+            text = max(text_width(first, NAME_SIZE, bold=True), text_width(second, size, bold=self._narrow))
+            self._widths.append(min(max(math.ceil(text) + 2 * self._margin, self._least), WIDEST))
         return self._keys[key]
 
     def _lay_out(self, children: Sequence[int], parents: Mapping[int, Mapping[int, None]]) -> Placement:
@@ -96,7 +113,7 @@ class Places:
             for child in children
             if child in ahead or child in behind
         ]
-        extents = {child: Extent(HEIGHT, width) for child, width in enumerate(self._widths)}
+        extents = {child: Extent(self._height, width) for child, width in enumerate(self._widths)}
         ordering = order(children, flows, (), {}, {})
         return place(ordering, extents, Frame(padding=PADDING, folds=False))
 
@@ -123,6 +140,17 @@ def detail_of(key: Key, node: NamedNode | None) -> str:
         return f"{key[1]} iteration{'s' if key[1] > 1 else ''} ago"
     shape = f"{len(node.roles)} tensors" if len(node.roles) > 1 else shape_text(node.roles[0][1])
     return shape if node.part is Part.INTERMEDIATE else f"{node.part.value} · {shape}"  # most are: short boxes
+
+
+def halves(name: str) -> tuple[str, str]:
+    """A name in two lines, broken between words.
+
+    >>> halves("loss_per_sample"), halves("loss")
+    (('loss_per_', 'sample'), ('loss', ''))
+    """
+    ends = (found.end() for found in re.finditer(r"[^a-zA-Z0-9]+|[a-z](?=[A-Z])", name))
+    at = min(ends, key=lambda end: max(end, len(name) - end), default=len(name))
+    return name[:at], name[at:]
 
 
 def shape_text(shape: Sequence[int]) -> str:
@@ -152,14 +180,14 @@ def dependency_view(graph: Dependencies, places: Places, node: str, role: str) -
         keys[node, 0] = len(keys)
     details = [detail_of(key, nodes.get(key[0])) if key[1] or key[0] in nodes else "not here" for key in keys]
     boxes = [places.box(key) for key in keys]
+    lines = [places.lines(key[0], detail, box[2]) for key, detail, box in zip(keys, details, boxes, strict=True)]
     ways = [places.way(*ends) for ends in links]
     return DependencyView(
         width=places.width,
         height=places.height,
         names=tuple(name for name, _ in keys),
-        labels=tuple(
-            shortened(k[0], NAME_SIZE, b[2] - 2 * MARGIN, bold=True) for k, b in zip(keys, boxes, strict=True)
-        ),
+        labels=tuple(first for first, _ in lines),
+        seconds=tuple(second for _, second in lines),
         details=tuple(details),
         parts=tuple(EARLIER if back else nodes[n].part.value if n in nodes else ABSENT for n, back in keys),
         back=tuple(back for _, back in keys),
