@@ -257,6 +257,61 @@ def test_a_run_without_named_tensors_says_how_to_name_them(visit: Visit, address
     expect(page.get_by_test_id("dependencies")).to_be_visible()
 
 
+IN_SIGHT = """nodes => {
+  const room = nodes.getBoundingClientRect();
+  return [...nodes.querySelectorAll(".node rect")].every((rect) => {
+    const box = rect.getBoundingClientRect();
+    return box.left >= room.left && box.right <= room.right && box.top >= room.top && box.bottom <= room.bottom;
+  });
+}"""
+#: How much of each column's head is in sight: 0 for nothing, 1 for all of it.
+SHARES = """body => {
+  const right = body.getBoundingClientRect().right;
+  return [...body.querySelectorAll("thead th")].map((head) => {
+    const box = head.getBoundingClientRect();
+    return Math.max(Math.min((right - box.left) / box.width, 1), 0);
+  });
+}"""
+
+
+def test_two_trials_fit_into_their_halves_and_share_one_scale_of_colours(visit: Visit, address: str) -> None:
+    page = visit.page
+    page.goto(f"{address}&node=memory&type=long&beside=b")
+    expect(page.get_by_test_id("panel")).to_have_count(2)
+    for graph in page.get_by_test_id("dependencies").all():
+        assert graph.evaluate(IN_SIGHT)
+    first, second = page.get_by_test_id("value-scale").all()
+    assert first.inner_text() == second.inner_text()
+    expect(first).to_contain_text("in both trials")
+    page.get_by_role("button", name="image").first.click()
+    scales = [values.locator(".scale") for values in page.get_by_test_id("values").all()]
+    expect(scales[0]).to_be_visible()
+    assert scales[0].inner_text() == scales[1].inner_text()
+
+
+def test_numbers_that_do_not_fit_fade_at_the_edge_and_begin_with_whole_columns(visit: Visit, address: str) -> None:
+    page = visit.page
+    page.set_viewport_size({"width": 1000, "height": 800})
+    page.goto(f"{address}&node=memory&type=long&beside=b")
+    body = page.get_by_test_id("values").first.get_by_role("group", name="Numbers")
+    expect(body.get_by_role("columnheader", name="mean")).to_be_attached()
+    assert body.evaluate("body => body.scrollWidth > body.clientWidth")
+    expect(body).to_have_css("--fade-right", "16px")
+    assert all(share < 0.3 or share > 0.99 for share in body.evaluate(SHARES))
+    body.evaluate("body => body.scrollTo(body.scrollWidth, 0)")
+    expect(body).to_have_css("--fade-right", "0px")
+    page.set_viewport_size({"width": 1920, "height": 1080})
+    expect(body).to_have_css("--fade-right", "0px")
+    assert body.evaluate(SHARES)[-1] == 1
+
+
+def test_the_samples_are_in_sight_to_their_last_column(visit: Visit, address: str) -> None:
+    page = visit.page
+    page.goto(f"{address}&type=long&pane=samples&node=memory")
+    expect(page.get_by_role("table", name="Samples of a")).to_be_visible()
+    assert page.locator(".tables").evaluate("tables => tables.scrollWidth <= tables.clientWidth")
+
+
 def test_the_timeline_is_in_sight_and_its_scrubber_chooses_the_step(visit: Visit, address: str) -> None:
     page = visit.page
     page.goto(f"{address}&node=memory&type=short")

@@ -154,7 +154,7 @@ def test_the_loss_of_a_sample_is_high_where_its_sum_is_near_zero(visit: Visit, a
     expect(table.locator("thead")).to_contain_text("loss_per_sample")
     expect(page.get_by_test_id("scatter")).to_be_visible()
     keep(page, "sums")
-    rows = [[number(cell) for cell in row.locator(".cell").all()] for row in table.locator("tbody tr").all()]
+    rows = [[number(cell) for cell in row.locator("td").all()] for row in table.locator("tbody tr").all()]
     sums, losses = np.abs(np.array(rows)[:, :5]).ravel(), np.array(rows)[:, 5:].ravel()
     highest = np.argsort(losses)[-5:]
     assert sums[highest].mean() < np.delete(sums, highest).mean() / 2

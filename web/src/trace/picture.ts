@@ -21,7 +21,8 @@ export interface Layout {
 /** Where the tiles of a view are: as large as fit side by side, never wider than the room. */
 export function layoutOf(view: ValueView, width: number): Layout {
   const { rows, columns } = view;
-  if (view.picture === "line") return { width, height: 120, across: 1, tileWidth: width, tileHeight: 120 };
+  const high = Math.min(120, width * 0.45);
+  if (view.picture === "line") return { width, height: high, across: 1, tileWidth: width, tileHeight: high };
   if (view.picture === "number") return { width, height: 0, across: 1, tileWidth: 0, tileHeight: 0 };
   const shown = view.picture === "image" ? 1 : view.tiles;
   const highest = Math.max(width * 0.6, 180);
