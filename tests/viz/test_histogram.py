@@ -160,6 +160,18 @@ def test_any_tensor_is_counted_whole(tensor: Floats, axis: AxisKind) -> None:
     assert ((view.ticks >= view.edges[0]) & (view.ticks <= view.edges[-1])).all()
 
 
+def test_a_few_tiny_values_do_not_stretch_the_exponent_axis() -> None:
+    spread = np.exp2(-np.random.default_rng(0).uniform(0, 10, 980))
+    view = histogram_view(
+        history_of({0: np.append(spread, np.exp2(-np.linspace(20, 140, 20)))}), AxisKind.LOG, Screen()
+    )
+    assert np.log2(view.edges[0]) >= -20
+    assert view.below.sum() > 0
+    assert np.log2(view.ticks).tolist() == [-15, -10, -5, 0]
+    narrow = histogram_view(history_of({0: normal(0)}), AxisKind.LOG, Screen())
+    assert narrow.below.sum() <= 0.001 * narrow.total.sum()
+
+
 def test_a_part_of_the_training_is_cut_out() -> None:
     tensors = {step: normal(step, 200) for step in range(0, 50, 5)}
     view = histogram_view(history_of(tensors), AxisKind.LINEAR, Screen(first=11, last=30))

@@ -19,6 +19,9 @@ MOST_DECADES = 8
 SMALLEST_OCTAVE = -1018  # below it float64 cannot tell the parts of an octave apart
 TICKS = 7
 PARTS = (8, 4, 2)  # of an octave
+SPARSE = np.array([0.001, 0.05])  # of the smallest magnitudes: the exponent axis leaves out the first share,
+TAIL = 0.5, 8  # and gives the second at most this share of the octaves of all others, or so many octaves
+APART = (1, 2, 5, 10, 20, 50, 100, 200, 500)  # octaves between two ticks
 
 
 class AxisKind(str, Enum):
@@ -116,8 +119,8 @@ def exponents(bits: buckets.BitRows, bins: int, cuts: tuple[int, ...]) -> Axis:
     """
     last, first = int(bits.exponent.max()) + 1, int(bits.exponent.min())
     if cuts is PARTS or last - first > bins:  # without far outliers
-        share = buckets.pooled_quantiles(bits, 0.0, np.array([0.001]))[0]
-        first = int(np.floor(np.log2(share)))
+        fewest, few = np.floor(np.log2(buckets.pooled_quantiles(bits, 0.0, SPARSE)))
+        first = int(max(fewest, few - max(TAIL[0] * (last - few), TAIL[1])))
     first = max(first, SMALLEST_OCTAVE)
     octaves = max(last - first, 1)
     parts = next((parts for parts in cuts if parts * octaves <= bins), 1)
@@ -127,8 +130,8 @@ def exponents(bits: buckets.BitRows, bins: int, cuts: tuple[int, ...]) -> Axis:
     with np.errstate(over="ignore"):  # the topmost octave ends at 2**1024, which is Inf
         edges = np.append((np.ldexp(1.0, starts[:-1])[:, None] * inside).ravel(), np.ldexp(1.0, starts[-1]))
     edges = np.minimum(edges, np.finfo(np.float64).max)
-    spacing = max(1, -(-octaves // TICKS))
-    return Axis(edges, np.ldexp(1.0, np.arange(first, last + 1, spacing).clip(max=1023)))
+    spacing = next(spacing for spacing in APART if spacing * TICKS >= octaves)
+    return Axis(edges, np.ldexp(1.0, np.arange(-(-first // spacing) * spacing, last + 1, spacing).clip(max=1023)))
 
 
 def magnitudes(bits: buckets.BitRows) -> buckets.BitRows:

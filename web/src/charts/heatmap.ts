@@ -283,9 +283,11 @@ class Picture {
     context.textBaseline = "middle";
     const powersOfTwo = view.axis === "log";
     const texts = ticks(Array.from(view.ticks), powersOfTwo);
-    const lowest = box.zeroTop === null ? Number.POSITIVE_INFINITY : box.zeroTop + STRIP / 2 - 12; // of "0" below it
+    // Beside "NaN, Inf" above and "0" below.
+    const highest = box.badTop === null ? 0 : box.badTop + STRIP / 2 + 12;
+    const lowest = box.zeroTop === null ? Number.POSITIVE_INFINITY : box.zeroTop + STRIP / 2 - 11;
     view.ticks.forEach((value, at) => {
-      if (this.y(value) <= lowest) context.fillText(texts[at] ?? "", LEFT - 8, this.y(value));
+      context.fillText(texts[at] ?? "", LEFT - 8, Math.min(Math.max(this.y(value), highest), lowest));
     });
     if (box.zeroTop !== null) context.fillText("0", LEFT - 8, box.zeroTop + STRIP / 2 + 1);
     if (box.badTop !== null) {
