@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -14,18 +15,25 @@ from tests.server.runs import summaries
 SITES = ("embed", "h.0.attn", "h.0.mlp", "h.1.attn", "h.1.mlp", "head")
 
 
-def write_layers(folder: Path, *, steps: int = 30, nan_at: int | None = None, scale: float = 1.0) -> Path:
-    """A finished run of six sites; from `nan_at` on, `h.1.attn` and what follows it hold NaN, and so does the loss."""
+def write_layers(
+    folder: Path,
+    *,
+    steps: int = 30,
+    nan_at: int | None = None,
+    scale: float = 1.0,
+    sites: Sequence[str] = SITES,
+) -> Path:
+    """A finished run of some sites; from `nan_at` on, `h.1.attn` and what follows it hold NaN, and so does the loss."""
     sink = FolderSink(create(folder))
     numbers = [
         sink.series_id(Series(site, "output.0", Kind.OUTPUT, Mode.TRAIN, Reading.FORWARD, "float64", (40,)))
-        for site in SITES
+        for site in sites
     ]
     rng = np.random.default_rng(0)
     for step in range(steps):
-        tensors = [rng.normal(0, scale * (at + 1), 40) for at in range(len(SITES))]
+        tensors = [rng.normal(0, scale * (at + 1), 40) for at in range(len(sites))]
         broken = nan_at is not None and step >= nan_at
-        for at, site in enumerate(SITES):
+        for at, site in enumerate(sites):
             if broken and site in ("h.1.attn", "h.1.mlp", "head"):
                 tensors[at][:5] = np.nan
         sink.put(summaries(step, numbers, tensors))

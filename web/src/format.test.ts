@@ -31,10 +31,11 @@ test("something is never shown as nothing", () => {
   expect(share(10, 10)).toBe("100 %");
 });
 
-test("ticks are powers where powers are shorter", () => {
+test("ticks are written as all numbers are", () => {
   expect(ticks([2 ** -11], true)).toEqual(["2⁻¹¹"]);
-  expect(ticks([-0.0001, 0, 1])).toEqual(["−10⁻⁴", "0", "1"]);
-  expect(ticks([1e-3, 0.01, 0.1])).toEqual(["10⁻³", "10⁻²", "0.1"]);
+  expect(ticks([-0.0001, 0, 1])).toEqual(["−1e−4", "0", "1"]);
+  expect(ticks([1e-4, 0.01, 1, 100, 1e4])).toEqual(["1e−4", "0.01", "1", "100", "1e4"]);
+  expect(ticks([1e8, 4e8])).toEqual(["1e8", "4e8"]);
   expect(ticks([1e5, 2e5, 0.5])).toEqual(["1e5", "2e5", "0.5"]);
   expect(count(-1234567)).toBe("−1,234,567");
 });

@@ -93,19 +93,12 @@ export function share(part: number, whole: number): string {
   return `${Number(percent.toPrecision(3))} %`;
 }
 
-/** Ticks of an axis of values: powers of two on the exponent axis, powers of ten where all of them are, else numbers. */
+/** Ticks of an axis of values: powers of two on the exponent axis, else numbers that are written alike. */
 export function ticks(values: readonly number[], powersOfTwo = false): string[] {
   if (powersOfTwo) return values.map((x) => `2${raised(Math.round(Math.log2(x)))}`);
-  const decade = (x: number) => Math.log10(Math.abs(x));
-  const raisable = values.every((x) => x === 0 || Math.abs(decade(x) - Math.round(decade(x))) < 1e-9);
-  const reach = Math.max(...values.map((x) => (x === 0 ? 0 : Math.abs(decade(x)))));
-  const far = (x: number) => raisable && reach >= 2.5 && x !== 0 && Math.abs(decade(x)) >= 1.5;
   // One of them with a power of ten: then its neighbours, too.
   const powers = values.some((x) => x !== 0 && (Math.abs(x) < PLAIN[0] || Math.abs(x) >= PLAIN[1]));
-  const plain: readonly [number, number] = powers ? [1e-2, 1e3] : PLAIN;
-  return values.map((x) =>
-    far(x) ? `${x < 0 ? MINUS : ""}10${raised(Math.round(decade(x)))}` : value(x, 4, plain),
-  );
+  return values.map((x) => value(x, 4, powers ? [1e-2, 1e3] : PLAIN));
 }
 
 const KINDS: Record<string, [short: string, long: string]> = {

@@ -44,6 +44,11 @@ test("labels that would overlap give way to those of groups", () => {
   expect([...labelled(before, 4, 12, -1)]).toEqual([1]);
 });
 
+test("the last row has a label, unless that of an outermost group needs the room", () => {
+  const flat = [0, 1, 2, 3].map((at) => ({ at, cells: at, group: false, open: false, depth: 0 }));
+  expect([...labelled(flat, 6, 12, -1)].sort()).toEqual([0, 3]);
+});
+
 test("a row whose group has no label is named with it, and stands where that would", () => {
   const rows = heatRows(VIEW, new Set(), "", "output");
   const inner = rows.findIndex((row) => row.depth > 0);

@@ -91,8 +91,11 @@ export function labelled(
   const apart = Math.ceil(line / rowHeight);
   const taken = new Uint8Array(rows.length);
   const chosen = new Set<number>();
-  const rank = (index: number) =>
-    index === before ? -1 : 2 * (rows[index]?.depth ?? 0) + (rows[index]?.group ? 0 : 1);
+  const rank = (index: number) => {
+    if (index === before) return -1;
+    if (index === rows.length - 1) return 0.5; // what ends the picture is named, if only with its groups
+    return 2 * (rows[index]?.depth ?? 0) + (rows[index]?.group ? 0 : 1);
+  };
   for (const index of all.sort((a, b) => rank(a) - rank(b) || a - b)) {
     if (taken[index] === 1) continue;
     chosen.add(index);

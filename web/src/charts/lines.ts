@@ -11,6 +11,9 @@ const SPACINGS = Array.from({ length: 320 }, (_, at) => at - 16).flatMap((power)
   [1, 2, 2.5, 5].map((factor) => Number(`${factor}e${power}`)),
 );
 
+/** Pixels between ticks. */
+const SPACE = 26;
+
 export interface Curve {
   readonly view: ScalarView;
   readonly colour: string;
@@ -115,10 +118,11 @@ export function lineOptions(
         ...axis,
         size: style.left,
         gap: 8,
-        space: 26,
+        // Two labels at least: the next round spacing is at most twice as wide.
+        space: (_chart, _axis, _min, _max, room) => Math.min(SPACE, room / 4.1),
         ...(style.log
           ? {
-              splits: () => logTicks(values(), style.height / 26),
+              splits: () => logTicks(values(), style.height / SPACE),
               filter: (_chart: uPlot, splits: number[]) => splits,
             }
           : { incrs: SPACINGS }),

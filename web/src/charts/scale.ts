@@ -73,7 +73,7 @@ export function logTicks(span: Span, most: number): number[] {
   const digits = Math.floor(Math.log10((span.max - span.min) / 3));
   const spacing = Number(`1e${digits}`);
   const [first, last] = [Math.ceil(span.min / spacing), Math.floor(span.max / spacing)];
-  const every = [1, 2, 5, 10].find((step) => (last - first) / step < Math.max(most, 2)) ?? 10;
+  const every = [1, 2, 5, 10].find((step) => (last - first) / step < Math.max(most, 5)) ?? 10; // two at least
   const whole = Array.from({ length: last - first + 1 }, (_, at) => first + at).filter(
     (at) => at % every === 0,
   );
