@@ -12,9 +12,19 @@ from playwright.sync_api import Page, expect
 from layerscope.server.serve import PageServer
 from tests.browser.conftest import Visit
 from tests.browser.project import write_layers
+from tests.browser.test_axes import labels
+from tests.browser.test_downloads import kept
 from tests.server.runs import write_run
 
 pytestmark = pytest.mark.browser
+HIGHEST = """(canvas) => {
+    const { width, height } = canvas;
+    const { data } = canvas.getContext("2d").getImageData(0, 0, width, height);
+    for (let at = 0; at < data.length; at += 4) {
+        const [red, , blue, alpha] = data.subarray(at, at + 4);
+        if (alpha > 150 && Math.abs(red - blue) > 100) return 1 - Math.floor(at / 4 / width) / height;
+    }
+}"""
 
 
 @pytest.fixture
@@ -68,6 +78,24 @@ def test_the_difference_of_two_runs_is_of_what_both_have(visit: Visit, address: 
     expect(page.get_by_text(re.compile(r"\(log; below ±"))).to_be_hidden()
 
 
+def test_a_double_click_in_the_difference_shows_both_runs(visit: Visit, address: str) -> None:
+    page = visit.page
+    page.goto(f"{address}#run=a&runs=b&view=compare&comparing=difference")
+    heat = page.get_by_test_id("heatmap")
+    heat.hover(position={"x": 500, "y": 20})
+    expect(page.get_by_test_id("heatmap-tip")).to_contain_text("double click: its histograms in both runs at this step")
+    heat.dblclick(position={"x": 500, "y": 20})
+    histograms = page.get_by_test_id("histograms")
+    expect(page).to_have_url(re.compile("site=embed.*step=[0-9]+"))
+    step = re.search("step=([0-9]+)", page.url)
+    assert step is not None
+    expect(histograms.get_by_role("figure").filter(has_text=f"step {step[1]}")).to_have_count(2)
+    page.go_back()
+    page.get_by_role("button", name="Difference").click()
+    heat.get_by_role("tree").press("Enter")
+    expect(histograms.get_by_role("img")).to_have_count(2)
+
+
 def test_runs_without_a_common_site_say_so(visit: Visit, address: str) -> None:
     page = visit.page
     page.goto(f"{address}#run=a&runs=other&view=compare&comparing=difference")
@@ -76,7 +104,9 @@ def test_runs_without_a_common_site_say_so(visit: Visit, address: str) -> None:
 
 def test_the_same_site_of_two_runs_stands_on_one_axis(visit: Visit, address: str) -> None:
     page = visit.page
-    page.goto(f"{address}#run=a&runs=b&runs=other&view=compare&comparing=histograms&site=head&kind=output&step=12")
+    page.goto(
+        f"{address}#run=a&runs=b&runs=other&view=compare&comparing=histograms&site=head&kind=output&step=12&oneStep=1"
+    )
     histograms = page.get_by_test_id("histograms")
     expect(histograms.get_by_role("img")).to_have_count(2)
     expect(histograms.get_by_role("figure").filter(has_text="step 12")).to_have_count(2)
@@ -87,3 +117,31 @@ def test_the_same_site_of_two_runs_stands_on_one_axis(visit: Visit, address: str
     rows = Path(table.value.path()).read_text().splitlines()
     assert rows[0] == "tensor,step,from,to,elements"
     assert sum(float(row.split(",")[4]) for row in rows[1:]) > 0
+
+
+def test_heights_of_two_runs_can_be_compared(visit: Visit, address: str) -> None:
+    page = visit.page
+    page.goto(f"{address}#run=a&runs=b&view=compare&comparing=histograms&site=head&kind=output&oneStep=1")
+    canvases = page.get_by_test_id("histograms").locator("canvas")
+    expect(canvases).to_have_count(2)
+    narrow, wide = (canvases.nth(at).evaluate(HIGHEST) for at in range(2))
+    assert narrow > 0.85
+    assert wide < 0.7
+
+
+def test_histograms_over_time_of_two_runs_share_their_axes(visit: Visit, address: str) -> None:
+    page = visit.page
+    page.goto(f"{address}#run=a&runs=b&runs=other&view=compare&comparing=histograms&site=head&kind=output")
+    figures = page.get_by_test_id("over-time").get_by_role("figure")
+    expect(figures).to_have_count(3)
+    expect(figures.last).to_contain_text("the run has no output of 'head'")
+    drawn = [labels(kept(page, figures.nth(at).get_by_role("button", name="SVG"))[1]) for at in range(2)]
+    numbers = [[text for text in texts if re.fullmatch("[−0-9]+", text)] for texts in drawn]
+    assert numbers[0] == numbers[1]
+    assert "40" in numbers[0]  # a step of the longer one
+    figures.first.get_by_role("img", name="Histogram of a over the steps").hover(position={"x": 70, "y": 60})
+    expect(page.get_by_test_id("bin-tip")).to_be_visible()
+    for at in range(2):
+        expect(figures.nth(at)).to_contain_text("step 0")
+    page.get_by_role("button", name="one step").click()
+    expect(page.get_by_test_id("histograms").get_by_role("img")).to_have_count(2)

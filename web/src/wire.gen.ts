@@ -398,6 +398,18 @@ export interface HistogramsView {
   readonly limits: Limits | null;
 }
 
+/** The histogram over time of one tensor of one run; None with the reason where the run does not have it. */
+export interface RunOverTime {
+  readonly run: string;
+  readonly view: HistogramView | null;
+  readonly lacking: string;
+}
+
+/** Histograms over time of the same tensor in several runs, on one axis of values. */
+export interface OverTimeView {
+  readonly runs: readonly RunOverTime[];
+}
+
 /** The graph of one iteration. Columns of nodes and of links; a node stands where it stands in every iteration. */
 export interface DependencyView {
   readonly width: number;

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -17,7 +17,7 @@ from layerscope.records import Floats, Ints
 from layerscope.server.asked import axis_of, chosen, every_of, format_of, integer, runs_of, screen_of, share, step_of
 from layerscope.server.catalogue import Catalogue, Opened, kpi_curves, step_range
 from layerscope.server.heatmap import Matrices, question_of
-from layerscope.viz.compare import CompareView, Curves, Held, HistogramsView, RunCurve, histograms_view
+from layerscope.viz import compare
 from layerscope.viz.heatmap import DifferenceView, difference_view
 from layerscope.viz.scalar import kpis_in_order, scalar_view
 
@@ -32,7 +32,8 @@ class Comparing:
 
     def routes(self) -> list[Route]:
         """Everything that can be asked."""
-        answers = {"curves": self.curves, "histograms": self.histograms, "difference": self.difference}
+        answers = {"curves": self.curves, "histograms": self.histograms, "over-time": self.over_time}
+        answers |= {"difference": self.difference}
         return [Route(f"/api/compare/{name}", self._endpoint(answer)) for name, answer in answers.items()]
 
     def _endpoint(self, answer: Callable[[Request, list[str]], object]) -> Callable[[Request], Response]:
@@ -41,47 +42,38 @@ class Comparing:
 
         return endpoint
 
-    def curves(self, request: Request, names: list[str]) -> CompareView:
+    def curves(self, request: Request, names: list[str]) -> compare.CompareView:
         """KPIs of all runs, and one statistic of one tensor in each."""
         stat = request.query_params.get("stat", "")
-        kpis: dict[str, KpiCurves] = {}
+        kpis: dict[str, KpiCurves] = {name: {} for name in names}
         ends: list[int] = []
         known: set[str] = set()  # an own statistic of one run may be missing in the others
         held = []
-        for name in names:
-            opened, problem = self._opened(name)
-            kpis[name] = {}
-            if opened is None:
-                held.append(Held(name, None, problem))
-                continue
-            with opened.lock:
+        for one, opened in self._each(request, names):
+            held.append(one)
+            if opened is not None:
                 known |= set(opened.run.statistics)
-                kpis[name] = kpi_curves(opened.run)
-                steps = [np.zeros(0, np.int64), *(steps for steps, _ in kpis[name].values())]
+                kpis[one.run] = kpi_curves(opened.run)
+                steps = [np.zeros(0, np.int64), *(steps for steps, _ in kpis[one.run].values())]
                 ends += step_range(opened.run, np.unique(np.concatenate(steps))) or ()
-                one = _held(opened, name, request)
-                held.append(replace(one, history=one.history and one.history.thinned(every_of(request))))
         chosen(request, "stat", tuple(sorted(known)))
-        return CompareView(
+        return compare.CompareView(
             first_step=min(ends, default=None),
             last_step=max(ends, default=None),
             kpis=_kpis(kpis, request),
-            tensor=Curves(stat, tuple(_curve(one, stat, request) for one in held)),
+            tensor=compare.Curves(stat, tuple(_curve(one, stat, request) for one in held)),
         )
 
-    def histograms(self, request: Request, names: list[str]) -> HistogramsView:
+    def histograms(self, request: Request, names: list[str]) -> compare.HistogramsView:
         """One tensor at one step of every run."""
-        held = []
-        for name in names:
-            opened, problem = self._opened(name)
-            if opened is None:
-                held.append(Held(name, None, problem))
-                continue
-            with opened.lock:
-                held.append(_held(opened, name, request))
-        dtype = next((one.dtype for one in held if one.history is not None), "")
-        bins, format_ = screen_of(request).height, format_of(request, dtype)
-        return histograms_view(held, step_of(request), axis_of(request), bins, format_)
+        held = [one for one, _ in self._each(request, names)]
+        bins, format_ = screen_of(request).height, format_of(request, _dtype(held))
+        return compare.histograms_view(held, step_of(request), axis_of(request), bins, format_)
+
+    def over_time(self, request: Request, names: list[str]) -> compare.OverTimeView:
+        """One tensor of every run over the steps."""
+        held = [one for one, _ in self._each(request, names)]
+        return compare.over_time_view(held, axis_of(request), screen_of(request), format_of(request, _dtype(held)))
 
     def difference(self, request: Request, names: list[str]) -> DifferenceView:
         """The heat map of the difference of two runs."""
@@ -96,36 +88,45 @@ class Comparing:
         ratio = chosen(request, "how", ("difference", "ratio")) == "ratio"
         return difference_view((names[0], names[1]), (found[0], found[1]), screen_of(request), ratio=ratio)
 
-    def _opened(self, name: str) -> tuple[Opened | None, str]:
-        """A run, or why it cannot be opened: one that was deleted must not hide the others."""
-        try:
-            return self._catalogue.open(name), ""
-        except LayerscopeError as error:
-            return None, str(error)
+    def _each(self, request: Request, names: list[str]) -> Iterator[tuple[compare.Held, Opened | None]]:
+        """Every run and what it has of the tensor; one that was deleted must not hide the others."""
+        for name in names:
+            try:
+                opened = self._catalogue.open(name)
+            except LayerscopeError as error:
+                yield compare.Held(name, None, str(error)), None
+                continue
+            with opened.lock:
+                one = _held(opened, name, request)
+                yield replace(one, history=one.history and one.history.thinned(every_of(request))), opened
 
 
-def _kpis(of_runs: dict[str, KpiCurves], request: Request) -> tuple[Curves, ...]:
+def _dtype(held: list[compare.Held]) -> str:
+    return next((one.dtype for one in held if one.history is not None), "")
+
+
+def _kpis(of_runs: dict[str, KpiCurves], request: Request) -> tuple[compare.Curves, ...]:
     screen, smooth = screen_of(request), share(request, "smooth")
 
-    def curve(run: str, kpi: str) -> RunCurve:
+    def curve(run: str, kpi: str) -> compare.RunCurve:
         found = of_runs[run].get(kpi)
         if found is None:
-            return RunCurve(run, None, f"the run has no KPI {kpi!r}")
-        return RunCurve(run, scalar_view(kpi, *found, screen, smooth), "")
+            return compare.RunCurve(run, None, f"the run has no KPI {kpi!r}")
+        return compare.RunCurve(run, scalar_view(kpi, *found, screen, smooth), "")
 
     names = kpis_in_order(list(dict.fromkeys(kpi for curves in of_runs.values() for kpi in curves)))
-    return tuple(Curves(kpi, tuple(curve(run, kpi) for run in of_runs)) for kpi in names)
+    return tuple(compare.Curves(kpi, tuple(curve(run, kpi) for run in of_runs)) for kpi in names)
 
 
-def _curve(held: Held, stat: str, request: Request) -> RunCurve:
+def _curve(held: compare.Held, stat: str, request: Request) -> compare.RunCurve:
     if held.history is None:
-        return RunCurve(held.run, None, held.lacking)
+        return compare.RunCurve(held.run, None, held.lacking)
     curve, smooth = held.history.curve(stat), share(request, "smooth")
     view = scalar_view(stat, *curve, screen_of(request), smooth, held.history.broken(stat))
-    return RunCurve(held.run, view, "")
+    return compare.RunCurve(held.run, view, "")
 
 
-def _held(opened: Opened, name: str, request: Request) -> Held:
+def _held(opened: Opened, name: str, request: Request) -> compare.Held:
     """The history of the tensor that is asked for, by its names: numbers of series differ between runs."""
     asked = {each: request.query_params.get(each, "") for each in ("site", "port", "kind", "mode")}
     rank = integer(request, "rank", 0, 0)
@@ -136,6 +137,6 @@ def _held(opened: Opened, name: str, request: Request) -> Held:
         if row["rank"] == rank and all(row[each] == text for each, text in asked.items() if text or each != "port")
     ]
     if not matching:
-        return Held(name, None, f"the run has no {asked['kind'] or 'tensor'} of {asked['site']!r}")
+        return compare.Held(name, None, f"the run has no {asked['kind'] or 'tensor'} of {asked['site']!r}")
     newest: History = opened.history(matching[-1]["series"], rank)
-    return Held(name, newest, dtype=matching[-1]["dtype"])
+    return compare.Held(name, newest, dtype=matching[-1]["dtype"])

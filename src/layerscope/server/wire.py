@@ -73,6 +73,8 @@ RECORDS: tuple[type, ...] = (
     compare.CompareView,
     compare.StepHistogram,
     compare.HistogramsView,
+    compare.RunOverTime,
+    compare.OverTimeView,
     DependencyView,
     tensors.Neurons,
     tensors.TensorPanel,

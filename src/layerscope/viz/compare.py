@@ -11,9 +11,10 @@ import numpy as np
 from layerscope.records import Floats, Ints
 from layerscope.stats import buckets
 from layerscope.viz.axis import AxisKind, magnitudes, value_axis
-from layerscope.viz.histogram import binned
+from layerscope.viz.histogram import HistogramView, binned, histogram_view
 from layerscope.viz.limits import NO_FORMAT, Limits, limits_of
 from layerscope.viz.scalar import ScalarView
+from layerscope.viz.screen import Screen
 
 if TYPE_CHECKING:
     from layerscope.query.run import History
@@ -70,6 +71,22 @@ class HistogramsView:
 
 
 @dataclass(frozen=True, slots=True)
+class RunOverTime:
+    """The histogram over time of one tensor of one run; None with the reason where the run does not have it."""
+
+    run: str
+    view: HistogramView | None
+    lacking: str
+
+
+@dataclass(frozen=True, slots=True)
+class OverTimeView:
+    """Histograms over time of the same tensor in several runs, on one axis of values."""
+
+    runs: tuple[RunOverTime, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Held:
     """What a run has of a tensor: its history, or why there is none."""
 
@@ -94,6 +111,17 @@ def histograms_view(
     runs = tuple(_histogram(one, row, counts[at]) for at, (one, row) in enumerate(zip(held, rows, strict=True)))
     limits = limits_of(together, format_) if axis is AxisKind.LOG else None
     return HistogramsView(axis, laid.edges, laid.ticks, runs, limits)
+
+
+def over_time_view(held: Sequence[Held], axis: AxisKind, screen: Screen, format_: str = NO_FORMAT) -> OverTimeView:
+    """The histograms over time of all runs, on the axis that suits them together."""
+    shown = [(one.history, screen.shows(one.history.steps)) for one in held if one.history is not None]
+    parts = [history.bits.decoded(np.array([rows.start, rows.stop])) for history, rows in shown]
+    zeros = sum(float(history.stat("zeros")[rows].sum()) for history, rows in shown)
+    together = _together([magnitudes(part) for part in parts] if axis is AxisKind.LOG else parts)
+    laid = value_axis(axis, together, 0.0 if axis is AxisKind.LOG else zeros, screen.height)
+    views = [histogram_view(one.history, axis, screen, format_, laid) if one.history else None for one in held]
+    return OverTimeView(tuple(RunOverTime(one.run, view, one.lacking) for one, view in zip(held, views, strict=True)))
 
 
 def row_at(steps: Ints, step: int | None) -> int | None:

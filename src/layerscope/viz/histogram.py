@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from layerscope.records import Bytes, Floats, Ints
 from layerscope.stats import buckets
-from layerscope.viz.axis import AxisKind, magnitudes, value_axis
+from layerscope.viz.axis import Axis, AxisKind, magnitudes, value_axis
 from layerscope.viz.limits import NO_FORMAT, Limits, limits_of
 from layerscope.viz.screen import Columns, Screen, columns
 
@@ -59,15 +59,17 @@ class HistogramView:
     limits: Limits | None  # on the exponent axis
 
 
-def histogram_view(history: History, axis: AxisKind, screen: Screen, format_: str = NO_FORMAT) -> HistogramView:
-    """Every summary of one series as a histogram over time; the exponent axis with the limits of a number format."""
+def histogram_view(
+    history: History, axis: AxisKind, screen: Screen, format_: str = NO_FORMAT, laid: Axis | None = None
+) -> HistogramView:
+    """Every summary of one series as a histogram over time, on a given axis or the one that suits it."""
     shown = screen.shows(history.steps)
     grouped = columns(history.steps[shown], screen.width)
     bits = history.bits.decoded(shown.start + np.append(grouped.starts, len(grouped.of_row)))
     bits = magnitudes(bits) if axis is AxisKind.LOG else bits
     of_columns = _Moments(history, shown, grouped)
     zeros = np.zeros(len(grouped)) if axis is AxisKind.LOG else of_columns.added("zeros")
-    laid = value_axis(axis, bits, float(zeros.sum()), screen.height)
+    laid = laid or value_axis(axis, bits, float(zeros.sum()), screen.height)
     counts = binned(bits, laid.edges, zeros)
     cells = counts[:, 1:-1].astype(np.float32)
     summaries = np.bincount(grouped.of_row, minlength=len(grouped))

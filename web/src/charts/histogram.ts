@@ -11,9 +11,12 @@ import { placeOf } from "./scale";
 const AXIS = 18;
 const HEADROOM = 0.92;
 
-/** The most elements in one bin: each histogram is as high as its place, whatever its width. */
-export function mostOf(run: StepHistogram): number {
-  return run.counts.reduce((a, b) => Math.max(a, b), 0);
+/** The largest share that one run has in one bin: all are drawn on that scale, so that their heights can be compared. */
+function mostOf(view: HistogramsView): number {
+  const shares = view.runs.map(
+    ({ counts, numbers }) => counts.reduce((a, b) => Math.max(a, b), 0) / (numbers[0] || 1),
+  );
+  return Math.max(...shares) || 1;
 }
 
 /** `kept`: with the numbers of the axis, which stand once below all histograms on the page. */
@@ -52,8 +55,9 @@ export function drawHistogram(
   context.globalAlpha = 0.8;
   context.beginPath();
   context.moveTo(0, height);
+  const highest = mostOf(view) * (run.numbers[0] || 1);
   run.counts.forEach((counted, at) => {
-    const y = height * (1 - (HEADROOM * counted) / (mostOf(run) || 1));
+    const y = height * (1 - (HEADROOM * counted) / highest);
     context.lineTo(at * bin, y);
     context.lineTo((at + 1) * bin, y);
   });
@@ -61,20 +65,20 @@ export function drawHistogram(
   context.closePath();
   context.fill();
   context.globalAlpha = 1;
-  highest(context, run, height, width, view.axis === "log", colours);
+  scaleLine(context, view, run, height, width, colours);
   if (view.limits === null) return;
   const place = (value: number) => placeOf(value, view.edges) * bin;
   const field = { left: 0, top: 0, width, height, upright: true, edges: view.edges, place };
   drawLimits(context, view.limits, field, colours);
 }
 
-/** How high the histogram is: each fills its place, so that heights of two say nothing without it. */
-function highest(
+/** What the height means. */
+function scaleLine(
   context: CanvasRenderingContext2D,
+  view: HistogramsView,
   run: StepHistogram,
   height: number,
   width: number,
-  isMagnitudes: boolean,
   colours: Palette,
 ): void {
   const y = Math.round(height * (1 - HEADROOM)) + 0.5;
@@ -88,8 +92,8 @@ function highest(
   context.fillStyle = colours.text;
   context.textAlign = "left";
   context.textBaseline = "top";
-  context.fillText(`${share(mostOf(run), run.numbers[0] ?? 0)} in one bin`, 4, y + 3);
-  const zeros = isMagnitudes ? (run.numbers[3] ?? 0) : 0;
+  context.fillText(`${share(mostOf(view), 1)} in one bin`, 4, y + 3);
+  const zeros = view.axis === "log" ? (run.numbers[3] ?? 0) : 0;
   if (zeros > 0)
     context.fillText(`${share(zeros, run.numbers[0] ?? 0)} are 0, which has no exponent`, 4, y + 17);
 }
