@@ -78,7 +78,7 @@ class Diagnosis:
     def verdict(self) -> str:
         """How the run is, in one line."""
         if not self.checked:
-            return "not checked: too little is recorded yet"
+            return "not checked: too little is recorded"
         counts = [(severity.value, self.count(severity)) for severity in Severity]
         told = ", ".join(f"{number} {name}{'s' if number > 1 else ''}" for name, number in counts if number)
         return f"{told or 'healthy'} ({self.checked} rules, up to step {self.last_step})"

@@ -1,0 +1,46 @@
+"""The list of runs, and a run without a step, in a real browser."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import expect
+
+from layerscope.server.serve import PageServer
+from layerscope.store.folder import create
+from layerscope.store.writer import FolderSink
+from tests.browser.conftest import Visit
+from tests.server.runs import write_run
+
+pytestmark = pytest.mark.browser
+CUT = """(list) => [...list.children].some((row) => {
+    const [own, box] = [row.getBoundingClientRect(), list.getBoundingClientRect()];
+    return own.top < box.top - 0.5 && own.bottom > box.top + 0.5;
+})"""
+
+
+@pytest.mark.parametrize("view", ["charts", "heatmap", "findings", "compare", "compare&comparing=difference"])
+def test_a_run_that_ended_before_its_first_step_says_so(visit: Visit, tmp_path: Path, view: str) -> None:
+    FolderSink(create(tmp_path / "none")).close()
+    write_run(tmp_path / "some")
+    with PageServer(tmp_path, port=0) as server:
+        visit.page.goto(f"{server.address}#run=none&runs=some&view={view}")
+        stage = visit.page.get_by_test_id("stage")
+        expect(stage.get_by_text("The training ended before its first recorded step.")).to_be_visible()
+        expect(visit.page.get_by_text("with the first recorded step")).to_be_hidden()
+
+
+def test_the_first_row_in_sight_is_whole(visit: Visit, tmp_path: Path) -> None:
+    for at in range(12):
+        write_run(tmp_path / f"run{at:02}", steps=1)
+    with PageServer(tmp_path, port=0) as server:
+        visit.page.goto(f"{server.address}#run=run07")
+        runs = visit.page.get_by_test_id("runs")
+        for name in ("run07", "run11"):
+            row = runs.get_by_role("row").filter(has_text=name)
+            expect(row).to_be_in_viewport(ratio=1)
+            assert runs.evaluate("(list) => list.scrollTop") > 0
+            assert not runs.evaluate(CUT)
+            for _ in range(4):
+                runs.press("ArrowDown")
