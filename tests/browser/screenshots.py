@@ -68,6 +68,7 @@ def views(run: str) -> Iterator[tuple[str, dict[str, str]]]:
     for way in ("curves", "difference", "histograms"):
         both = {"view": "compare", "runs": other, "site": site, "step": str(STEPS // 2 - 1)}
         yield f"compare-{way}", both | ({} if way == "curves" else {"comparing": way})
+    yield "compare-step", {**both, "comparing": "histograms", "oneStep": "1"}
 
 
 def named_views() -> Iterator[tuple[str, dict[str, str]]]:
