@@ -304,6 +304,46 @@ def test_the_colours_follow_the_step_and_the_tooltip_tells_key_and_value_apart(v
     expect(legend).to_contain_text("output_grad rms, step 3")
 
 
+def colour_of(page: Page, name: str) -> list[int]:
+    """The colour of a box, in its upper left corner, clear of words and rings."""
+    x, y = (float(part(page, name).get_attribute(f"data-{axis}") or "nan") for axis in "xy")
+    scale = float(graph(page).get_attribute("data-scale") or 1)
+    found: list[int] = (
+        graph(page)
+        .locator("canvas")
+        .first.evaluate(
+            "(canvas, [x, y]) => [...canvas.getContext('2d').getImageData("
+            "x * devicePixelRatio, y * devicePixelRatio, 1, 1).data.slice(0, 3)]",
+            [x - 36 * scale, y - 12 * scale],
+        )
+    )
+    return found
+
+
+def test_an_explosion_is_seen_as_change_of_colour_on_the_scale_of_the_whole_run(visit: Visit, tmp_path: Path) -> None:
+    page = visit.page
+    write_graph_run(tmp_path / "runs" / "grows", blocks_graph(), growth=100.0)
+    with PageServer(tmp_path / "runs", port=0) as server:
+        page.goto(f"{server.address}#run=grows&view=graph&step=0")
+        ready(page)
+        legend = page.get_by_test_id("graph-legend")
+        expect(legend).to_contain_text("step 0")
+        scale = legend.inner_text().split("step 0")[1]
+        seen = [colour_of(page, "embed")]
+        for step in range(1, 6):
+            page.keyboard.press("]")
+            expect(legend).to_contain_text(f"step {step}")
+            page.wait_for_function(
+                "() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))"
+            )
+            assert legend.inner_text().split(f"step {step}")[1] == scale
+            seen.append(colour_of(page, "embed"))
+        assert all(sum(after) > sum(before) for before, after in itertools.pairwise(seen))
+        legend.get_by_role("button", name="linear").click()
+        expect(page).to_have_url(re.compile("heatLinear"))
+        expect(legend).not_to_contain_text(scale.split()[1])
+
+
 def test_where_a_skip_connection_meets_its_branch_both_are_on_one_axis(visit: Visit, address: str) -> None:
     page = visit.page
     page.goto(f"{address}&expanded=(model)+repeat%253Ablocks.0+blocks.0&entered=blocks.0")

@@ -51,8 +51,11 @@ def tensor(step: int, at: int) -> Floats:
     return np.full(200, np.nan) if at == 14 and step >= 4 else values
 
 
-def write_graph_run(folder: Path, graph: Graph, steps: int = 6) -> Path:
-    """A finished run of a model with that graph: outputs and their gradients, weights of the head."""
+def write_graph_run(folder: Path, graph: Graph, steps: int = 6, growth: float = 1.0) -> Path:
+    """A finished run of a model with that graph: outputs and their gradients, weights of the head.
+
+    At each step everything is `growth` times as large as before.
+    """
     sink = FolderSink(create(folder))
     sink.put(graph)
     sites = [call.site for call in graph.calls] or [module.path for module in graph.modules]
@@ -63,7 +66,7 @@ def write_graph_run(folder: Path, graph: Graph, steps: int = 6) -> Path:
         for site, port, kind in kinds
     ]
     for step in range(steps):
-        sink.put(summaries(step, numbers, [tensor(step, at) for at in range(len(numbers))]))
+        sink.put(summaries(step, numbers, [growth**step * tensor(step, at) for at in range(len(numbers))]))
         sink.put(Kpi(step, "loss", 1.0 / (step + 1), float(step)))
     sink.close()
     return folder

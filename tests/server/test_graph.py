@@ -35,11 +35,14 @@ def test_the_graph_comes_with_the_order_of_every_group(client: TestClient) -> No
 def test_numbers_are_those_of_the_last_step_recorded_up_to_the_one_asked_for(client: TestClient) -> None:
     graph = asked(client, "/api/run/blocks/graph")
     embed = graph["sites"].index("embed")
+    scales = []
     for step, found in ((0, 0), (3, 3), (900, 5), (-4, 0)):
         numbers = asked(client, f"/api/run/blocks/graph-numbers?kind=output&stat=rms&step={step}")
         assert numbers["step"] == found
         assert embed in numbers["parts"]
-    assert numbers["low"] < numbers["high"]
+        scales.append(numbers["scale"])
+    assert scales[0]["low"] < scales[0]["high"]
+    assert all(scale == scales[0] for scale in scales)  # that of the whole run
 
 
 def test_what_is_not_there_is_refused_with_the_way_out(client: TestClient) -> None:

@@ -6,12 +6,12 @@ from itertools import pairwise
 from types import ModuleType
 
 import numpy as np
-import pyarrow as pa
 import pytest
 
 from layerscope.query.callparts import CallParts, PartRole
-from layerscope.records import CallNode, Edge, Graph, Kind, ModuleNode
-from layerscope.viz.modulegraph import NO_CALLS, ModuleGraph, part_numbers
+from layerscope.query.matrix import MISSING, NAN, VALUE, Matrix, Question
+from layerscope.records import CallNode, Edge, Graph, ModuleNode
+from layerscope.viz.modulegraph import NO_CALLS, ModuleGraph, PartNumbers
 from layerscope.viz.nestedgraph import NOTHING, GroupOrder
 from tests.golden import nested, placing
 from tests.server.graphs import PORT_IN, PORT_OUT, blocks_graph
@@ -137,26 +137,51 @@ def test_a_huge_group_is_cut_into_sections_and_only_what_is_open_is_ordered_at_f
     assert len(graph.group(sections[3]).spot_children) >= 100
 
 
-def table(rows: list[tuple[str, str, float]], stat: str = "rms") -> pa.Table:
-    sites, modes, values = (list(column) for column in zip(*rows, strict=True))
-    return pa.table({"step": [7] * len(rows), "site": sites, "mode": modes, stat: values})
+def matrix(kind: str, columns: dict[str, list[float]]) -> Matrix:
+    """The rms of some sites at steps 5, 6, 7 …; −1 where nothing was recorded."""
+    values = np.array(list(columns.values()), np.float32).T
+    states = np.where(np.isnan(values), NAN, np.where(values < 0, MISSING, VALUE)).astype(np.uint8)
+    tensors = tuple((site, "output.0") for site in columns)
+    return Matrix(Question(kind, "rms"), tensors, np.arange(5, 5 + len(values)), values, states)
 
 
-def test_numbers_of_a_step_come_by_part_with_the_scale_of_the_finite_ones() -> None:
-    parts = CallParts(blocks_graph())
-    rows = [("embed", "train", 1.0), ("embed", "eval", 5.0), ("head", "train", 400.0), ("blocks.0", "train", np.nan)]
-    numbers = part_numbers(parts, table(rows), Kind.OUTPUT, "rms", "train")
-    found = {parts.parts[int(at)].site: value for at, value in zip(numbers.parts, numbers.values, strict=True)}
-    assert found == pytest.approx({"embed": 1.0, "head": 400.0, "blocks.0": np.nan}, nan_ok=True)
-    assert (numbers.step, numbers.low, numbers.high, numbers.logarithmic) == (7, 1.0, 400.0, True)
+def by_site(graph: ModuleGraph, numbers: PartNumbers) -> dict[str, float]:
+    sites = graph.view.sites
+    return {sites[int(part)]: float(value) for part, value in zip(numbers.parts, numbers.values, strict=True)}
+
+
+def test_numbers_of_a_step_come_by_part_with_the_scale_of_all_steps() -> None:
+    graph = ModuleGraph(blocks_graph())
+    rows = {
+        "embed": [1.0, 2.0],
+        "head": [3.0, 400.0],
+        "blocks.0": [2.0, np.nan],
+        "blocks.1": [-1, 5.0],
+        "gone": [1e9] * 2,
+    }
+    found = matrix("output", rows)
+    first, second = (graph.numbers(found, step) for step in (5, 6))
+    assert by_site(graph, first) == {"embed": 1.0, "head": 3.0, "blocks.0": 2.0}
+    assert by_site(graph, second) == pytest.approx(
+        {"embed": 2.0, "head": 400.0, "blocks.0": np.nan, "blocks.1": 5.0}, nan_ok=True
+    )
+    assert (first.step, first.scale.low, first.scale.high) == (5, 1.0, 400.0)
+    assert second.scale == first.scale
+    assert graph.numbers(matrix("output", {"embed": [8.0]}), 5).scale.high == 8.0
+
+
+def test_numbers_are_of_a_step_at_which_the_first_part_was_recorded() -> None:
+    graph = ModuleGraph(blocks_graph())
+    found = matrix("output", {"embed": [1.0, -1, 3.0, -1], "head": [1.0, 2.0, 3.0, 4.0]})
+    assert [graph.numbers(found, step).step for step in (0, 5, 6, 7, 99)] == [5, 5, 5, 7, 7]
 
 
 def test_numbers_of_parameters_belong_to_the_module_and_its_weight_comes_first() -> None:
-    parts = CallParts(blocks_graph())
-    rows = [("head.bias", "train", 9.0), ("head.weight", "train", 2.0), ("blocks.0.norm.bias", "train", 3.0)]
-    numbers = part_numbers(parts, table(rows), Kind.WEIGHT, "rms", "train")
-    found = {parts.parts[int(at)].site: value for at, value in zip(numbers.parts, numbers.values, strict=True)}
-    assert found == {"head": 2.0, "blocks.0.norm": 3.0}
+    graph = ModuleGraph(blocks_graph())
+    found = matrix("weight", {"head.bias": [9.0], "head.weight": [2.0], "blocks.0.norm.bias": [3.0]})
+    numbers = graph.numbers(found, 5)
+    assert by_site(graph, numbers) == {"head": 2.0, "blocks.0.norm": 3.0}
+    assert numbers.scale.high == 3.0
 
 
 @pytest.mark.parametrize("golden", [placing, nested], ids=["placing", "nested"])

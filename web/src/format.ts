@@ -44,6 +44,11 @@ export function recorded(x: number | undefined, digits = 4): string {
   return x !== undefined && Number.isNaN(x) ? "NaN" : value(x, digits);
 }
 
+/** The statistic of a tensor, or what the tensor holds that leaves it without one. */
+export function held(x: number): string {
+  return Number.isNaN(x) ? "has NaN" : x === Number.POSITIVE_INFINITY ? "has Inf" : recorded(x);
+}
+
 /** Whether a value was recorded and is NaN or infinite. */
 export function isBroken(x: number | undefined): boolean {
   return x !== undefined && !Number.isFinite(x);

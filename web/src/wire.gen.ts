@@ -637,15 +637,13 @@ export interface NestedGraph {
   readonly groups: readonly GroupOrder[];
 }
 
-/** A statistic at one step, one number for each part that has it, and the scale for its colours. */
+/** A statistic at one step, one number for each part that has it, and the scale of the whole run for its colours. */
 export interface PartNumbers {
   readonly kind: string;
   readonly stat: string;
   readonly mode: string;
-  readonly step: number | null;
+  readonly step: number;
   readonly parts: Float64Array;
   readonly values: Float64Array;
-  readonly low: number | null;
-  readonly high: number | null;
-  readonly logarithmic: boolean;
+  readonly scale: ColourScale;
 }

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import numpy as np
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
 from layerscope.errors import StoreError
+from layerscope.query.matrix import Question
 from layerscope.query.run import Run
 from layerscope.records import Kind, Mode
 from layerscope.server.asked import FARTHEST_STEP, chosen, integer
 from layerscope.server.catalogue import Opened
+from layerscope.server.heatmap import Matrices
 from layerscope.store.format import GRAPH
 from layerscope.store.passes import pass_folders, passes_revision, read_head
-from layerscope.viz.modulegraph import ModuleGraph, PartNumbers, part_numbers
+from layerscope.viz.modulegraph import ModuleGraph, PartNumbers
 from layerscope.viz.nestedgraph import GroupOrders, NestedGraph
 from layerscope.viz.pass_overview import flops_of_calls
 
@@ -26,9 +27,9 @@ KEPT = 4  # graphs of runs that were looked at last
 MOST_GROUPS = 2000  # in one request
 
 
-def routes(of_run: Callable[[Answer], Callable[[Request], Response]]) -> list[Route]:
+def routes(of_run: Callable[[Answer], Callable[[Request], Response]], matrices: Matrices) -> list[Route]:
     """The routes of the graph view."""
-    graphs = _Graphs()
+    graphs = _Graphs(matrices)
     return [
         Route("/api/run/{name:path}/graph", of_run(graphs.whole)),
         Route("/api/run/{name:path}/graph-groups", of_run(graphs.groups)),
@@ -39,7 +40,8 @@ def routes(of_run: Callable[[Answer], Callable[[Request], Response]]) -> list[Ro
 class _Graphs:
     """The graphs that were asked for last, made anew when calls were added."""
 
-    def __init__(self) -> None:
+    def __init__(self, matrices: Matrices) -> None:
+        self._matrices = matrices
         self._known: dict[Run, tuple[tuple[int, int], ModuleGraph]] = {}
 
     def whole(self, opened: Opened, name: str, request: Request) -> NestedGraph:
@@ -55,13 +57,13 @@ class _Graphs:
 
     def numbers(self, opened: Opened, name: str, request: Request) -> PartNumbers:
         """A statistic of one kind at one step: one number for each part that has it."""
-        run = opened.run
-        kind = chosen(request, "kind", tuple(kind.value for kind in Kind))
-        stat = chosen(request, "stat", run.statistics)
-        step = integer(request, "step", FARTHEST_STEP, -FARTHEST_STEP)
-        at, mode = _recorded(run, kind, request.query_params.get("mode", Mode.TRAIN.value), step)
-        table = run.stats(kind=kind, stat=stat, mode=mode, steps=(at, at)).arrow()
-        return part_numbers(self._graph(run, name).parts, table, Kind(kind), stat, mode)
+        question = _question(opened.run, request)
+        found = self._matrices.of(opened.run, question)
+        if not len(found.steps):
+            raise HTTPException(
+                404, f"The run has no {question.stat!r} of {question.kind!r}. Choose what was recorded."
+            )
+        return self._graph(opened.run, name).numbers(found, integer(request, "step", FARTHEST_STEP, -FARTHEST_STEP))
 
     def _graph(self, run: Run, name: str) -> ModuleGraph:
         path = run.path / GRAPH
@@ -89,16 +91,14 @@ def _flops(run: Run) -> dict[str, int]:
         return {}
 
 
-def _recorded(run: Run, kind: str, mode: str, step: int) -> tuple[int, str]:
-    """The last step up to the one asked for at which the first series of the kind was recorded, else the first such.
-
-    In the mode asked for, or where the kind has none of it, in the one it has.
-    """
-    series = [row for row in run.series().arrow().to_pylist() if row["kind"] == kind]
+def _question(run: Run, request: Request) -> Question:
+    """What is asked for, in the mode asked for, or where the kind has none of it, in the one it has."""
+    kind = chosen(request, "kind", tuple(kind.value for kind in Kind))
+    stat = chosen(request, "stat", run.statistics)
+    mode = request.query_params.get("mode", Mode.TRAIN.value)
+    series = run.reader.series().select(["kind", "mode", "rank"]).to_pylist()
+    series = [row for row in series if row["kind"] == kind]
     if not series:
         raise HTTPException(404, f"The run has no {kind!r}. Choose a kind that was recorded.")
     first = next((row for row in series if row["mode"] == mode), series[0])
-    table = run.stats(first["site"], kind=kind, mode=first["mode"], stat="count").arrow()
-    steps = np.sort(table.column("step").to_numpy())
-    at = int(steps[max(0, int(np.searchsorted(steps, step, "right")) - 1)]) if len(steps) else step
-    return at, first["mode"]
+    return Question(kind, stat, first["mode"], first["rank"])

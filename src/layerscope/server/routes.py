@@ -69,7 +69,7 @@ def routes(catalogue: Catalogue, own_view: OwnView | None = None) -> list[Route]
         Route("/api/run/{name:path}/histogram", of_run(histogram)),
         Route("/api/run/{name:path}/step-histogram", of_run(step_histogram)),
         *Traces().routes(of_run),
-        *graph.routes(of_run),
+        *graph.routes(of_run, matrices),
         *heatmap.routes(of_run, matrices),
         *findings.routes(place, catalogue.diagnoses, sent),
         *Comparing(catalogue, matrices, sent).routes(),

@@ -108,7 +108,7 @@ def heat_map_view(matrix: Matrix, screen: Screen) -> HeatMapView:
         own=own,
         whole=whole,
         cells=cells.ravel(),
-        scale=_scale(values[states == VALUE]),
+        scale=colour_scale(values[states == VALUE]),
     )
 
 
@@ -205,7 +205,8 @@ def _code(cells: Cells, states: States) -> None:
         cells[states == NAN] = np.nan
 
 
-def _scale(values: Cells) -> ColourScale:
+def colour_scale(values: Cells) -> ColourScale:
+    """The scale of some finite values."""
     if len(values) == 0:
         return ColourScale(None, None, None, None, None, None)
     # Quantiles of a sample are near enough; the extremes are taken of all.

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-import pyarrow as pa
 
 from layerscope.query.callorder import NO_TENSOR, CallOrder
 from layerscope.query.callparts import MODEL, CallParts, Part, PartRole
+from layerscope.query.matrix import INF, MISSING, NAN, VALUE, Matrix
 from layerscope.records import CallNode, Floats, Graph, Ints, Kind
+from layerscope.viz.heatmap import ColourScale, colour_scale
 from layerscope.viz.lettering import text_width
 from layerscope.viz.nestedgraph import GroupOrder, NestedGraph, group_order
 
@@ -27,7 +29,6 @@ NO_CALLS = (
     "tracing a forward. Boxes stand in the order in which the modules were made."
 )
 OF_PARAMETERS = {Kind.WEIGHT, Kind.WEIGHT_GRAD, Kind.UPDATE, Kind.OPTIMIZER, Kind.BUFFER}
-LOG_RANGE = 100.0  # values that differ by more than this factor are coloured by their logarithm
 
 
 class ModuleGraph:
@@ -38,6 +39,7 @@ class ModuleGraph:
         self.parts = CallParts(graph)
         self._flops = flops or {}
         self._order = CallOrder(self.parts)
+        self._colouring: Colouring | None = None
 
     @cached_property
     def view(self) -> NestedGraph:
@@ -76,6 +78,12 @@ class ModuleGraph:
             _ports(call.inputs if call else (), inputs),
             _ports(call.outputs if call else (), outputs),
         )
+
+    def numbers(self, matrix: Matrix, step: int) -> PartNumbers:
+        """A statistic at one step; the scale of its colours is found once for all steps."""
+        if self._colouring is None or not self._colouring.fits(matrix):
+            self._colouring = Colouring(self.parts, matrix)
+        return self._colouring.numbers(matrix, step)
 
     def has_group(self, index: int) -> bool:
         """Whether the number is that of a part with children."""
@@ -219,50 +227,52 @@ def _shown(text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class PartNumbers:
-    """A statistic at one step, one number for each part that has it, and the scale for its colours."""
+    """A statistic at one step, one number for each part that has it, and the scale of the whole run for its colours.
+
+    NaN says that the tensor has elements that are NaN, Inf that it has infinite ones and none that is NaN.
+    """
 
     kind: str
     stat: str
     mode: str
-    step: int | None  # the last one recorded at or before the step asked for
+    step: int  # the last one recorded at or before the step asked for
     parts: Ints
     values: Floats
-    low: float | None  # of the finite values
-    high: float | None
-    logarithmic: bool
+    scale: ColourScale  # of all steps
 
 
-def part_numbers(parts: CallParts, table: pa.Table, kind: Kind, stat: str, mode: str) -> PartNumbers:
-    """The numbers of a table of one statistic at one step, by the parts of the graph; the first port of a site counts.
+class Colouring:
+    """Which tensors of a matrix colour which parts of a graph, and their scale over all steps.
 
-    Statistics of parameters belong to every call of the module that has them; its `weight` comes first.
+    The first port of a site counts. Parameters belong to every call of the module that has them; `weight` comes first.
     """
-    owned = kind in OF_PARAMETERS
-    found: dict[str, float] = {}
-    rows = zip(*(table.column(name).to_pylist() for name in ("mode", "site", stat)), strict=True)
-    for _, site, value in sorted(rows, key=lambda row: (row[0] != mode, owned and not _is_weight(row[1]))):
-        if value is not None:
-            found.setdefault((site.rpartition(".")[0] or MODEL) if owned else site, float(value))
-    keys = [
-        (part.index, part.path if owned and part.role is not PartRole.TENSOR else part.site) for part in parts.parts
-    ]
-    numbers = [(index, found[key]) for index, key in keys if key in found]
-    values = np.array([value for _, value in numbers])
-    finite = values[np.isfinite(values)]
-    low, high = (float(finite.min()), float(finite.max())) if len(finite) else (None, None)
-    steps = table.column("step").to_pylist()
-    return PartNumbers(
-        kind=kind.value,
-        stat=stat,
-        mode=mode,
-        step=steps[0] if steps else None,
-        parts=np.array([index for index, _ in numbers], np.int64),
-        values=values,
-        low=low,
-        high=high,
-        logarithmic=low is not None and high is not None and low > 0 and high / low > LOG_RANGE,
-    )
 
+    def __init__(self, parts: CallParts, matrix: Matrix) -> None:
+        owned = Kind(matrix.question.kind) in OF_PARAMETERS
+        sites = [(site, column) for column, (site, _) in enumerate(matrix.tensors)]
+        column_of: dict[str, int] = {}
+        for site, column in sorted(sites, key=lambda entry: owned and entry[0].rpartition(".")[2] != "weight"):
+            column_of.setdefault((site.rpartition(".")[0] or MODEL) if owned else site, column)
+        keys = (part.path if owned and part.role is not PartRole.TENSOR else part.site for part in parts.parts)
+        found = [(index, column_of[key]) for index, key in enumerate(keys) if key in column_of]
+        self._parts, self._columns = np.array(found, np.int64).reshape(-1, 2).T
+        shown = np.unique(self._columns)
+        states = matrix.states[:, shown]
+        self._scale = colour_scale(matrix.values[:, shown][states == VALUE])
+        self._rows = np.flatnonzero(states[:, :1].any(axis=1))  # at which the first of them was recorded
+        self._of = weakref.ref(matrix.values)
 
-def _is_weight(site: str) -> bool:
-    return site.rpartition(".")[2] == "weight"
+    def fits(self, matrix: Matrix) -> bool:
+        """Whether it was made of this very matrix."""
+        return self._of() is matrix.values
+
+    def numbers(self, matrix: Matrix, step: int) -> PartNumbers:
+        """The numbers of the last step recorded up to the one asked for, else of the first one; there must be one."""
+        rows = self._rows if len(self._rows) else np.arange(len(matrix.steps))
+        row = rows[max(0, int(np.searchsorted(matrix.steps[rows], step, "right")) - 1)]
+        states = matrix.states[row, self._columns]
+        values = np.select([states == NAN, states == INF], [np.nan, np.inf], matrix.values[row, self._columns])
+        kept = states != MISSING
+        asked = matrix.question
+        found = self._parts[kept], values[kept], self._scale
+        return PartNumbers(asked.kind, asked.stat, asked.mode, int(matrix.steps[row]), *found)

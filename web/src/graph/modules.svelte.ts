@@ -3,14 +3,15 @@
 import { untrack } from "svelte";
 import { palette } from "../charts/colours";
 import { type Cell, nodeTable } from "../charts/keep";
-import { distinctKinds, recorded } from "../format";
+import { shadingOf } from "../charts/matrix";
+import { distinctKinds, held } from "../format";
 import { ask, Resource } from "../resource.svelte";
 import type { Scope } from "../scope.svelte";
 import { keysIn, keysText } from "../selection";
 import type { FindingsView, GroupOrders, NestedGraph, PartNumbers } from "../wire.gen";
 import { mergeKey, mergeNamed } from "./merges";
 import { Scene } from "./scene";
-import { coloured, tintsOf } from "./tint";
+import { coloured, MISSING } from "./tint";
 
 export const NO_COLOURS = "none";
 /** Colours of pinned panels: told apart with any kind of colour vision, and from the colours of numbers. */
@@ -19,7 +20,7 @@ const MOST_STRIPES = 64;
 
 export class ModuleGraph {
   readonly graph = new Resource<NestedGraph>(2000);
-  readonly numbers = new Resource<PartNumbers>();
+  readonly numbers = new Resource<PartNumbers>(500);
   readonly findings = new Resource<FindingsView>(5000);
   scene = $state.raw<Scene | null>(null);
   /** Counts the arrangements of the scene. */
@@ -62,13 +63,18 @@ export class ModuleGraph {
       this.#scope.selection.by ?? (this.kinds.includes("output") ? "output" : (this.kinds[0] ?? NO_COLOURS)),
   );
 
-  readonly tints = $derived.by(() => tintsOf(this.#theme()));
-  readonly colours = $derived.by(() => palette(this.#theme()));
+  readonly missing = $derived.by(() => MISSING[this.#theme()]);
+
+  /** Of the whole run, as in the heat map: a part that changes with the steps changes its colour. */
+  readonly shading = $derived.by(() => {
+    const scale = this.numbers.value?.scale;
+    return scale === undefined ? null : shadingOf(scale, !this.#scope.selection.heatLinear, false);
+  });
 
   readonly #fillOf = $derived.by(() =>
     this.numbers.value === null || this.by === NO_COLOURS
       ? null
-      : coloured(this.numbers.value, this.colours, this.tints),
+      : coloured(this.numbers.value, this.shading, palette(this.#theme())),
   );
 
   readonly #numberOf = $derived.by(() => {
@@ -132,7 +138,7 @@ export class ModuleGraph {
 
   /** Colours of a part: several for one that stands for others. Asked for at every frame, so they are kept. */
   readonly fills = $derived.by(() => {
-    const [scene, fillOf, missing] = [this.scene, this.#fillOf, this.tints.missing];
+    const [scene, fillOf, missing] = [this.scene, this.#fillOf, this.missing];
     const kept = new Map<number, readonly string[]>();
     return (part: number): readonly string[] => {
       if (fillOf === null || scene === null) return [];
@@ -233,7 +239,7 @@ export class ModuleGraph {
     if (times > 1) rows.push(["repeats", `${times} times, built alike`]);
     const [number, numbers] = [this.#numberOf.get(part), this.numbers.value];
     if (number !== undefined && numbers !== null)
-      rows.push([`${numbers.kind} ${numbers.stat}`, recorded(number)]);
+      rows.push([`${numbers.kind} ${numbers.stat}`, held(number)]);
     for (const [each, titles] of this.#alarms)
       if (scene.shownFor(each) === part) for (const title of titles) rows.push(["finding", title]);
     return rows;

@@ -1,36 +1,20 @@
 /** Numbers of parts → colours. */
 
-import { css, type Palette, packed, palette, RAMP_STEPS } from "../charts/colours";
+import { css, type Palette } from "../charts/colours";
+import { painter, type Shading } from "../charts/matrix";
 import type { PartNumbers } from "../wire.gen";
 
-export interface Tints {
-  readonly nan: string;
-  readonly infinite: string;
-  readonly missing: string;
-}
-
-export function tintsOf(theme: "dark" | "light"): Tints {
-  const { bad, infinite } = palette(theme);
-  return {
-    nan: css(packed(bad)),
-    infinite: css(packed(infinite)),
-    missing: theme === "dark" ? "rgb(50 58 68)" : "rgb(176 184 194)",
-  };
-}
+/** Of parts of which nothing was recorded. */
+export const MISSING = { dark: "rgb(50 58 68)", light: "rgb(176 184 194)" } as const;
 
 /** The colour of each part that has a number. */
-export function coloured(numbers: PartNumbers, colours: Palette, tints: Tints): Map<number, string> {
-  const found = new Map<number, string>();
-  numbers.parts.forEach((part, at) => {
-    found.set(part, tint(numbers.values[at] ?? Number.NaN, numbers, colours, tints));
-  });
-  return found;
-}
-
-function tint(x: number, { low, high, logarithmic }: PartNumbers, colours: Palette, tints: Tints): string {
-  if (Number.isNaN(x)) return tints.nan;
-  if (!Number.isFinite(x) || low === null || high === null) return tints.infinite;
-  const share =
-    high === low ? 0.5 : logarithmic ? Math.log(x / low) / Math.log(high / low) : (x - low) / (high - low);
-  return css(colours.ramp[Math.round(Math.min(Math.max(share, 0), 1) * (RAMP_STEPS - 1))] ?? 0);
+export function coloured(
+  numbers: PartNumbers,
+  shading: Shading | null,
+  colours: Palette,
+): Map<number, string> {
+  const paint = painter(shading, colours);
+  return new Map(
+    Array.from(numbers.parts, (part, at) => [part, css(paint(numbers.values[at] ?? Number.NaN))]),
+  );
 }
