@@ -344,6 +344,22 @@ def test_an_explosion_is_seen_as_change_of_colour_on_the_scale_of_the_whole_run(
         expect(legend).not_to_contain_text(scale.split()[1])
 
 
+def test_the_legend_tells_the_mark_of_findings_which_is_not_the_colour_of_nan(visit: Visit, tmp_path: Path) -> None:
+    page = visit.page
+    write_graph_run(tmp_path / "runs" / "five", blocks_graph(blocks=5))  # the last block holds NaN
+    with PageServer(tmp_path / "runs", port=0) as server:
+        page.goto(f"{server.address}#run=five&view=graph")
+        legend = page.get_by_test_id("graph-legend")
+        expect(legend.get_by_text("finding", exact=True)).to_be_visible()
+        nan, finding = (
+            legend.locator(which).evaluate("(mark) => getComputedStyle(mark).backgroundColor")
+            for which in ("i:nth-of-type(2)", "i.finding")
+        )
+        assert nan != finding
+        page.get_by_role("combobox", name="Kind that colours the graph").select_option("none")
+        expect(legend).to_have_text("finding")
+
+
 def test_where_a_skip_connection_meets_its_branch_both_are_on_one_axis(visit: Visit, address: str) -> None:
     page = visit.page
     page.goto(f"{address}&expanded=(model)+repeat%253Ablocks.0+blocks.0&entered=blocks.0")

@@ -6,7 +6,8 @@ export interface Look {
   readonly edge: string;
   readonly line: string;
   readonly accent: string;
-  readonly bad: string;
+  readonly warn: string;
+  readonly ground: string;
   readonly node: string;
   readonly nodeEdge: string;
   readonly tensor: string;
@@ -25,7 +26,8 @@ export function lookOf(): Look {
     edge: of("--edge"),
     line: isLight ? "#7b8794" : "#7d8b9b",
     accent: of("--accent"),
-    bad: of("--bad"),
+    warn: of("--warn"),
+    ground: of("--ground"),
     node: isLight ? "#ffffff" : "#222c38",
     nodeEdge: isLight ? "#8d99a6" : "#54647a",
     tensor: isLight ? "#fdf3d3" : "#3d3717",

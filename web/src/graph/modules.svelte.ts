@@ -14,8 +14,8 @@ import { Scene } from "./scene";
 import { coloured, MISSING } from "./tint";
 
 export const NO_COLOURS = "none";
-/** Colours of pinned panels: told apart with any kind of colour vision, and from the colours of numbers. */
-const PIN_COLOURS = ["#e69f00", "#cc79a7", "#56b4e9", "#009e73", "#f0e442", "#d55e00"];
+/** Colours of pinned panels: told apart with any kind of colour vision, from the colours of numbers and of findings. */
+const PIN_COLOURS = ["#cc79a7", "#56b4e9", "#009e73", "#f0e442", "#d55e00"];
 const MOST_STRIPES = 64;
 
 export class ModuleGraph {

@@ -41,7 +41,7 @@ function grown({ x, y, width, height }: Rect, by: number): Rect {
   return { x: x - by, y: y - by, width: width + 2 * by, height: height + 2 * by };
 }
 
-/** A triangle on the upper right corner, clear of the words below it: a finding is about this part, or about one inside it. */
+/** A sign of warning on the upper right corner, clear of the words below it: a finding is about this part, or about one inside it. */
 function drawAlarm(pen: Pen, box: Rect): void {
   const { context, look } = pen;
   const r = Math.max(8, 6 / pen.scale);
@@ -51,9 +51,12 @@ function drawAlarm(pen: Pen, box: Rect): void {
   context.lineTo(x + r, y + r * 0.75);
   context.lineTo(x - r, y + r * 0.75);
   context.closePath();
-  context.fillStyle = look.bad;
-  context.strokeStyle = look.text; // a part that holds NaN has the same red
+  context.fillStyle = look.warn; // the red is that of NaN
+  context.strokeStyle = look.ground;
   context.lineWidth = 1.2;
   context.fill();
   context.stroke();
+  context.fillStyle = look.ground;
+  context.fillRect(x - r * 0.11, y - r * 0.4, r * 0.22, r * 0.6);
+  context.fillRect(x - r * 0.11, y + r * 0.34, r * 0.22, r * 0.22);
 }
