@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, NamedTuple, Protocol
@@ -285,10 +285,10 @@ def named_site(name: str, iteration: int) -> str:
     return name if iteration == 1 else f"{name}#{iteration}"
 
 
-def split_site(site: str) -> tuple[str, int]:
-    """Name and iteration of the site of a named tensor."""
-    name, mark, iteration = site.rpartition("#")
-    return (name, int(iteration)) if mark and iteration.isdigit() else (site, 1)
+def name_in(site: str, known: Container[str]) -> str:
+    """What is called or named at a site: `fc` of `fc#2`, unless that as a whole is a name that is known."""
+    name, _, number = site.rpartition("#")
+    return name if name and number.isdigit() and site not in known else site
 
 
 def gradient_port(role: str, loss: str) -> str:

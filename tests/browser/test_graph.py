@@ -129,6 +129,22 @@ def test_a_click_opens_the_panel_with_value_beside_gradient_and_a_dragged_node_s
     expect(page.get_by_role("region", name="Panel of embed")).to_have_count(0)
 
 
+@pytest.mark.parametrize("name", ["he#ad", "head#2"])
+def test_a_module_with_the_mark_of_calls_in_its_name_keeps_its_class_and_its_weights(
+    visit: Visit, tmp_path: Path, name: str
+) -> None:
+    page = visit.page
+    write_graph_run(tmp_path / "runs" / "odd", blocks_graph(name=name))
+    with PageServer(tmp_path / "runs", port=0) as server:
+        page.goto(f"{server.address}#run=odd&view=graph")
+        ready(page)
+        expect(part(page, name)).to_contain_text("Linear")
+        page.mouse.click(*point(page, name))
+        tensor = page.get_by_role("region", name=f"Panel of {name}").get_by_role("combobox", name="Tensor")
+        tensor.select_option(label="weight")
+        expect(page.get_by_role("img", name=f"Histogram of weight of {name}.weight")).to_be_visible()
+
+
 def test_the_panels_have_the_choices_of_the_charts_and_smooth_their_lines(visit: Visit, address: str) -> None:
     page = visit.page
     page.goto(f"{address}&site=head")

@@ -129,12 +129,13 @@ def test_of_a_long_run_that_is_not_finite_only_the_first_step_is_listed(
 
 
 def test_gradients_that_shrink_from_layer_to_layer_vanish_and_odd_layers_do_not(tmp_path: Path) -> None:
-    def fall(folder: str, exponents: list[float]) -> list[str]:
+    def fall(folder: str, exponents: list[float], name: str = "") -> list[str]:
         run = Made(tmp_path / folder)
-        run.steps(range(10), lambda step: {(f"{i}", GRAD): noise(scale=10**e) for i, e in enumerate(exponents)})
+        run.steps(range(10), lambda step: {(f"{name}{i}", GRAD): noise(scale=10**e) for i, e in enumerate(exponents)})
         return rules(run.check())
 
     assert fall("vanishing", [-8, -7, -6, -5, -4, -3, -2, -1]) == ["vanishing_gradients"]
+    assert fall("mark of calls", [-8, -7, -6, -5, -4, -3, -2, -1], "a#b") == ["vanishing_gradients"]
     assert fall("exploding", [8, 7, 6, 5, 4, 3, 2, 1]) == ["exploding_gradients"]
     assert fall("alternating", [-9, -2, -9, -2, -9, -2, -1]) == []  # biases before BatchNorm
     assert fall("sound", [-3, -2, -3, -2, -3, -2, -1]) == []
@@ -168,6 +169,13 @@ def test_a_growth_of_a_few_steps_that_ends_in_nan_explodes_and_is_its_cause(made
 
 def test_gradients_that_fall_and_then_tremble_are_sound(made: Made) -> None:
     assert gradient_rules(made, [10.0 ** -(i / 10) for i in range(60)] + [1e-4, 1e-3] * 5) == []
+
+
+@pytest.mark.parametrize("site", ["re#lu", "relu#1", "re#lu#2"])
+def test_the_class_is_known_of_a_module_with_the_mark_of_calls_in_its_name(site: str, tmp_path: Path) -> None:
+    run = Made(tmp_path / "run", {site.removesuffix("#2"): "ReLU"})
+    run.steps(range(40), lambda step: {(site, OUT): noise() if step < 10 else np.zeros(16)})
+    assert f"{site!r} (ReLU)" in run.check().findings[0].title
 
 
 def test_a_rectified_layer_of_zeros_is_dead_since_it_was(made: Made) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from layerscope.errors import SelectError
@@ -120,6 +122,14 @@ def test_a_focus_can_name_one_of_several_calls() -> None:
     second = shown(record, Opening(focus="cell#2", rolled=False))
     inside = {op for block in second.visible() for op in block.operations if block.path.startswith("cell")}
     assert {record.calls[record.operations[op].call].number for op in inside} == {2}
+
+
+@pytest.mark.parametrize("name", ["at#tn", "attn#2"])
+def test_a_focus_can_name_a_module_with_the_mark_of_calls_in_its_name(name: str) -> None:
+    record = graphs.transformer(2)
+    calls = tuple(call._replace(path=call.path.replace("attn", name)) for call in record.calls)
+    drawn = shown(replace(record, calls=calls), Opening(focus=f"transformer.h.1.{name}"))
+    assert all(block.path.startswith(f"transformer.h.1.{name}") for block in drawn.visible() if block.path)
 
 
 def test_a_focus_on_a_module_of_one_operation_shows_it() -> None:

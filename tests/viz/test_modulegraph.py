@@ -60,6 +60,16 @@ def test_calls_that_take_the_same_tensors_share_a_merge() -> None:
     assert arrows(flat("in>a in>b a>c b>c a>d b>d", "abcd")) == {"in>a", "in>b", "a>+0", "b>+0", "+0>c", "+0>d"}
 
 
+@pytest.mark.parametrize("site", ["a", "a#2", "a#b", "a#b#2", "#1"])
+def test_a_name_with_the_mark_of_calls_is_still_a_module(site: str) -> None:
+    path = {"a#2": "a", "a#b#2": "a#b"}.get(site, site)
+    calls = CallNode("(model)", "(model)", "", PORT_IN, PORT_OUT), CallNode(site, path, "(model)", PORT_IN, PORT_OUT)
+    graph = Graph((ModuleNode("(model)", "Net", 0, ""), ModuleNode(path, "Linear", 1, "")), calls, ())
+    view = ModuleGraph(graph).view
+    assert dict(zip(view.sites, view.roles, strict=True))[site] == "call"
+    assert dict(zip(view.sites, view.details, strict=True))[site] == "Linear · 8×16"
+
+
 def folded(graph: Graph) -> list[tuple[int, int]]:
     """How many children each repeat has, and after how many it begins again."""
     parts = CallParts(graph)

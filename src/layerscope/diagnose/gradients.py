@@ -9,7 +9,7 @@ import numpy as np
 
 from layerscope.diagnose.finding import Evidence, Finding, Severity, figure
 from layerscope.diagnose.recording import Histories, Recording, medians
-from layerscope.records import Floats, Kind, Reading
+from layerscope.records import Floats, Kind, Reading, name_in
 
 FALL = 1e-5  # first layers against last ones: sound networks, however deep, were seen to stay above 1e-3
 FEWEST_LAYERS = 5  # a line through fewer is no trend
@@ -91,8 +91,9 @@ def _profiles(recording: Recording) -> Iterator[Profile]:
     }  # of execution
     if Kind.OUTPUT_GRAD in recording.kinds:
         found = recording.histories(Kind.OUTPUT_GRAD)
-        first = {place.site: i for i, place in reversed(list(enumerate(found.places))) if "#" not in place.site}
-        found = found.where(first.get(place.site) == i for i, place in enumerate(found.places))
+        sites = [place.site for place in found.places]
+        first = {site: i for i, site in reversed(list(enumerate(sites))) if name_in(site, recording.classes) == site}
+        found = found.where(first.get(site) == i for i, site in enumerate(sites))
         yield _profile("The norm of the gradient", found, medians(np.sqrt(found.moments["sum2"])), order)
     if Kind.WEIGHT_GRAD in recording.kinds:
         found = applied(recording)

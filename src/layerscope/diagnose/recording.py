@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from layerscope.diagnose.finding import Evidence
-from layerscope.records import Floats, Graph, Ints, Kind, Mode
+from layerscope.records import Floats, Graph, Ints, Kind, Mode, name_in
 from layerscope.store.columns import values
 from layerscope.store.reader import Reader
 
@@ -86,13 +86,14 @@ class Recording:
         return self.reader.graph() or Graph(())
 
     @cached_property
-    def _classes(self) -> dict[str, str]:
+    def classes(self) -> dict[str, str]:
+        """The class of each module."""
         return {module.path: module.class_name for module in self.graph.modules}
 
     def class_of(self, site: str) -> str:
         """The class of the module that a site is a call or a parameter of; "" where it is not known."""
-        path = site.partition("#")[0]
-        return self._classes.get(path) or self._classes.get(path.rpartition(".")[0], "")
+        path = name_in(site, self.classes)
+        return self.classes.get(path) or self.classes.get(path.rpartition(".")[0], "")
 
     def called(self, site: str) -> str:
         """A site as sentences name it: with its class, for a number in a Sequential tells nothing."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from layerscope.query.blocks import MOST_CHILDREN, MOST_SECTIONS, SECTION
-from layerscope.records import CallNode, Edge, Graph, ModuleNode
+from layerscope.records import CallNode, Edge, Graph, ModuleNode, name_in
 
 MODEL = "(model)"
 LEAST_REPEATS, LEAST_SMALL = 3, 6  # blocks in a row that are folded; modules without anything inside, folded together
@@ -103,7 +103,7 @@ class CallParts:
             around = known.get(call.parent, 0)
             part = self.add(around, PartRole.CALL)
             part.site, part.path, part.call = call.site, call.path, call
-            if call.site.partition("#")[0] != call.path:
+            if name_in(call.site, (call.path,)) != call.path:
                 part.role = PartRole.TENSOR
             part.module = self._modules.get(call.path) or self._modules.get("" if call.path == MODEL else call.path)
             self.parts[around].children.append(part.index)

@@ -12,6 +12,7 @@ from layerscope.errors import SelectError
 from layerscope.operations import PassRecord, field_of_all
 from layerscope.query.blocks import Block, BlockRole, Instance, Nesting, passes_text
 from layerscope.query.layers import Naming
+from layerscope.records import name_in
 
 MOST_READABLE = 150  # nodes in one picture
 LABELLED_PASSES = 6  # runs of pass numbers that fit on an edge
@@ -69,7 +70,7 @@ def collapse(record: PassRecord, naming: Naming, opening: Opening) -> Drawable:
     """The visible part of a pass."""
     if opening.depth is not None and opening.depth < 1:
         raise SelectError(f"A depth of {opening.depth} shows nothing. Depth 1 shows the outermost modules as nodes.")
-    path = None if opening.focus is None else opening.focus.partition("#")[0]
+    path = None if opening.focus is None else name_in(opening.focus, {call.path for call in record.calls})
     nesting = Nesting(record, naming, rolled=opening.rolled, kept=path)
     root = 0 if opening.focus is None else _find(nesting, opening.focus)
     shown = readable(nesting, root) if opening.depth is None else _opened(nesting, root, opening.depth)
@@ -146,8 +147,9 @@ class Hops:
 
 def _find(nesting: Nesting, name: str) -> int:
     """The block of a module, by its path and, where it matters, the number of its call."""
-    path, _, number = name.partition("#")
     calls = nesting.record.calls
+    path = name_in(name, {call.path for call in calls})
+    number = name[len(path) + 1 :]
     for block in nesting.blocks:
         if block.role is BlockRole.MODULE and block.children and block.path == path:
             numbers = {str(calls[call].number) for call in block.calls}

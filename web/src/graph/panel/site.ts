@@ -33,9 +33,12 @@ export function choicesOf(
 ): Choice[] {
   const agreeing = series.filter((entry) => entry.mode === mode && entry.rank === rank);
   const of = agreeing.length > 0 ? agreeing : series;
-  const path = site.split("#")[0] ?? site;
   const own = of.filter((entry) => entry.site === site);
-  const within = of.filter((entry) => OF_PARAMETERS.has(entry.kind) && ownerOf(entry.site) === path);
+  const parameters = of.filter((entry) => OF_PARAMETERS.has(entry.kind));
+  const ownedBy = (path: string) => parameters.filter((entry) => ownerOf(entry.site) === path);
+  const exact = ownedBy(site);
+  // The second call is `fc#2`, but a module may be called that as well.
+  const within = exact.length > 0 ? exact : ownedBy(site.replace(/#\d+$/, ""));
   const gradients = new Set(Object.values(GRADIENT));
   const choices: Choice[] = [];
   for (const among of [own, within])
