@@ -81,7 +81,7 @@ class ModuleGraph:
 
     def numbers(self, matrix: Matrix, step: int) -> PartNumbers:
         """A statistic at one step; the scale of its colours is found once for all steps."""
-        if self._colouring is None or not self._colouring.fits(matrix):
+        if self._colouring is None or self._colouring.of() is not matrix.values:
             self._colouring = Colouring(self.parts, matrix)
         return self._colouring.numbers(matrix, step)
 
@@ -260,11 +260,7 @@ class Colouring:
         states = matrix.states[:, shown]
         self._scale = colour_scale(matrix.values[:, shown][states == VALUE])
         self._rows = np.flatnonzero(states[:, :1].any(axis=1))  # at which the first of them was recorded
-        self._of = weakref.ref(matrix.values)
-
-    def fits(self, matrix: Matrix) -> bool:
-        """Whether it was made of this very matrix."""
-        return self._of() is matrix.values
+        self.of = weakref.ref(matrix.values)
 
     def numbers(self, matrix: Matrix, step: int) -> PartNumbers:
         """The numbers of the last step recorded up to the one asked for, else of the first one; there must be one."""
