@@ -205,6 +205,7 @@ class Edge:
     source_port: str
     target: str
     target_port: str
+    join: str = ""  # where several go into the port: names the tensor in which they met, "" if that is not known
 
 
 @dataclass(frozen=True, slots=True)

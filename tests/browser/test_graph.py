@@ -16,6 +16,7 @@ from playwright.sync_api import TimeoutError as PlaywrightTimeoutError
 from layerscope.server.serve import PageServer
 from tests.browser.conftest import Visit
 from tests.server.graphs import blocks_graph, write_graph_run
+from tests.viz.test_modulegraph import flat
 
 pytestmark = pytest.mark.browser
 
@@ -383,6 +384,20 @@ def test_where_a_skip_connection_meets_its_branch_both_are_on_one_axis(visit: Vi
     branches = branches_below(page, "blocks.0.mlp")
     expect(branches).to_contain_text("Where 2 branches meet")
     expect(branches.get_by_role("listitem")).to_contain_text(["input (embed)", "mlp", "mlp"])
+
+
+def test_a_sum_and_a_product_of_the_same_calls_are_two_circles(visit: Visit, tmp_path: Path) -> None:
+    page = visit.page
+    meeting = flat("in>a in>b a>c@sum b>c@sum a>d@product b>d@product a>e@sum b>e@sum", "abcde")
+    write_graph_run(tmp_path / "runs" / "two", meeting)
+    with PageServer(tmp_path / "runs", port=0) as server:
+        page.goto(f"{server.address}#run=two&view=graph")
+        circles = graph(page).get_by_text("where branches meet")
+        expect(circles).to_have_count(2)
+        places = set(
+            zip(*(circles.evaluate_all(f"(all) => all.map((e) => e.dataset.{axis})") for axis in "xy"), strict=True)
+        )
+        assert len(places) == 2
 
 
 def test_branches_share_the_choice_of_the_axis_and_are_kept_as_files(visit: Visit, address: str) -> None:

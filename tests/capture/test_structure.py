@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from transformers import GPT2Config, GPT2LMHeadModel
 
 import layerscope as ls
+from layerscope.query.callparts import CallParts, PartRole
 from layerscope.records import Graph
 
 
@@ -218,3 +219,27 @@ def test_a_fault_of_the_tracer_is_told_and_reaches_neither_training_nor_recordin
 def test_a_lazy_module_has_its_place_in_the_graph(tmp_path: Path) -> None:
     graph = graph_of(tmp_path / "run", nn.Sequential(nn.LazyLinear(3), nn.ReLU()), (torch.randn(2, 5),))
     assert "0:output.0 > 1:input.0" in arrows(graph)
+
+
+class Meeting(nn.Module):
+    """One sum that three take, one of them rectified, and a product of the same two."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c, self.d, self.e, self.f = (nn.Linear(4, 4) for _ in range(6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        a, b = self.a(x), self.b(x)
+        both = a + b
+        result: Tensor = self.c(both) + self.d(both * torch.sigmoid(both)) + self.e(a * b) + self.f(both.relu())
+        return result
+
+
+@pytest.mark.parametrize("grad", [True, False])
+def test_where_flows_meet_is_told_by_the_tensor_and_not_by_where_they_come_from(grad: bool, tmp_path: Path) -> None:
+    graph = graph_of(tmp_path / "run", Meeting(), (torch.randn(3, 4),), (torch.randn(3, 4),), grad=grad)
+    joins = {edge.target: edge.join for edge in graph.edges}
+    assert {edge.join for edge in graph.edges if edge.target == "d"} == {"c input.0"}
+    assert [joins[target] for target in "acdef"] == ["", "c input.0", "c input.0", "e input.0", "c input.0"]
+    merges = [part for part in CallParts(graph).parts if part.role is PartRole.MERGE]
+    assert len(merges) == 3  # the sum, the product, and what goes out

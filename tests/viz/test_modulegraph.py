@@ -18,7 +18,7 @@ from tests.server.graphs import PORT_IN, PORT_OUT, blocks_graph
 
 
 def flat(edges: str, names: str = "abcdef", classes: str = "") -> Graph:
-    """A model whose calls are letters; `in>a a>out` are its edges."""
+    """A model whose calls are letters; `in>a a>out` are its edges, `a>b@1` one to where they meet in 1."""
     modules = [ModuleNode("(model)", "Net", 0, "")]
     modules += [ModuleNode(name, kind, 1, "") for name, kind in zip(names, classes or names.upper(), strict=True)]
     calls = [CallNode("(model)", "(model)", "", PORT_IN, PORT_OUT)]
@@ -26,9 +26,10 @@ def flat(edges: str, names: str = "abcdef", classes: str = "") -> Graph:
     found = []
     for text in edges.split():
         source, target = text.split(">")
+        target, _, join = target.partition("@")
         start = ("(model)", "input.0") if source == "in" else (source, "output.0")
         end = ("(model)", "output.0") if target == "out" else (target, "input.0")
-        found.append(Edge(*start, *end))
+        found.append(Edge(*start, *end, join))
     return Graph(tuple(modules), tuple(calls), tuple(found))
 
 
@@ -57,7 +58,16 @@ def test_a_stream_that_grows_by_sums_is_drawn_as_a_chain_of_merges() -> None:
 
 
 def test_calls_that_take_the_same_tensors_share_a_merge() -> None:
-    assert arrows(flat("in>a in>b a>c b>c a>d b>d", "abcd")) == {"in>a", "in>b", "a>+0", "b>+0", "+0>c", "+0>d"}
+    shared = {"in>a", "in>b", "a>+0", "b>+0", "+0>c", "+0>d"}
+    assert arrows(flat("in>a in>b a>c b>c a>d b>d", "abcd")) == shared
+    assert arrows(flat("in>a in>b a>c@1 b>c@1 a>d@1 b>d@1", "abcd")) == shared
+    assert arrows(flat("in>a in>b a>c@1 b>c@1 a>d b>d", "abcd")) == shared  # recorded before that was known
+
+
+def test_two_merges_of_the_same_calls_stay_two() -> None:
+    assert arrows(flat("in>a in>b a>c@1 b>c@1 a>d@2 b>d@2", "abcd")) == {
+        "in>a", "in>b", "a>+0", "b>+0", "+0>c", "a>+1", "b>+1", "+1>d",
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("site", ["a", "a#2", "a#b", "a#b#2", "#1"])

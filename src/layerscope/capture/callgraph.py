@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -57,14 +57,14 @@ def edges(calls: Sequence[CallSeen], made: Sequence[Made]) -> Iterator[Edge]:
         inside = _Inside(around, made)
         for place, call in enumerate(around.children):
             for port in call.inputs:
-                for source, name in inside.sources(port.tensor, place):
-                    yield _edge(source, name, call, port.name)
+                sources, join = inside.sources(call, port, place)
+                yield from (_edge(source, name, call, port.name, join) for source, name in sources)
         for port in around.outputs:
-            for source, name in inside.sources(port.tensor, len(around.children)):
-                yield Edge(source.site, name, around.site, port.name)
+            sources, join = inside.sources(around, port, len(around.children))
+            yield from (Edge(source.site, name, around.site, port.name, join) for source, name in sources)
 
 
-def _edge(source: CallSeen, name: str, target: CallSeen, port: str) -> Edge:
+def _edge(source: CallSeen, name: str, target: CallSeen, port: str, join: str) -> Edge:
     """The edge, lifted to where both ends stand side by side: data may come in past the calls around it."""
     beside = _around(source)
     around = target
@@ -72,7 +72,7 @@ def _edge(source: CallSeen, name: str, target: CallSeen, port: str) -> Edge:
         around = around.parent
     while source.parent is not None and source is not around.parent and source.parent is not around.parent:
         source, name = source.parent, ""
-    return Edge(source.site, name, around.site, port if around is target else "")
+    return Edge(source.site, name, around.site, *((port, join) if around is target else ("",)))
 
 
 def _around(call: CallSeen) -> list[CallSeen]:
@@ -96,31 +96,39 @@ class _Inside:
         for place, call in enumerate(around.children):
             for port in call.outputs:
                 self._given.setdefault(port.tensor, []).append((place, call, port.name))
+        self._joins: dict[int, str] = {}  # the first port that a tensor in which several met went into
 
-    def sources(self, tensor: int | None, place: int) -> Iterator[Source]:
-        """Calls, and which of their ports, that a tensor came from which is used after so many of the children."""
-        waiting, seen = [(tensor, len(self._made))], set()
+    def sources(self, target: CallSeen, port: Port, place: int) -> tuple[list[Source], str]:
+        """Calls and ports that the tensor at a port came from, after so many of the children; and where several met.
+
+        That is told by the first port that the tensor in which they met went into.
+        """
+        found: dict[int, list[Source]] = {}  # by the tensors on the way, of those that were made here nothing
+        waiting = [(port.tensor, len(self._made))]
         while waiting:
             number, at = waiting.pop()
-            if number is None or number in seen:
+            if number is None or number in found:
                 continue
-            seen.add(number)
-            giver = self._giver(number, at, place)
-            if giver is not None:
-                yield giver
-            elif number in self._inputs:
-                yield self._around, self._inputs[number]
-            elif self._made[number].call is self._around:
+            given = self._givers(number, at, place)
+            found[number] = given or []
+            if given is None:
                 waiting += [(parent, number) for parent in self._made[number].parents]
-            else:
-                yield from self._elsewhere(number)
+        sources = [source for given in found.values() for source in given]
+        join = _joins(found, self._made).get(-1 if port.tensor is None else port.tensor, -1)
+        is_met = join >= 0 and not found[join]
+        return sources, self._joins.setdefault(join, f"{target.site} {port.name}") if is_met else ""
 
-    def _giver(self, tensor: int, at: int, place: int) -> Source | None:
-        """The last child that gave the tensor, among those that had ended when there were `at` tensors."""
+    def _givers(self, tensor: int, at: int, place: int) -> list[Source] | None:
+        """The last child that gave the tensor, among those that had ended when there were `at` tensors; else who did.
+
+        None if operations of the call itself made it.
+        """
         for own, call, name in reversed(self._given.get(tensor, ())):
             if own < place and call.end <= at:
-                return call, name
-        return None
+                return [(call, name)]
+        if tensor in self._inputs:
+            return [(self._around, self._inputs[tensor])]
+        return None if self._made[tensor].call is self._around else list(self._elsewhere(tensor))
 
     def _elsewhere(self, tensor: int) -> Iterator[Source]:
         """The call that made a tensor which was neither given nor taken here: it went through an attribute, say."""
@@ -131,3 +139,13 @@ class _Inside:
                 yield maker, next((port.name for port in maker.outputs if port.tensor == tensor), "")
                 return
             maker = maker.parent
+
+
+def _joins(given: Mapping[int, list[Source]], made: Sequence[Made]) -> dict[int, int]:
+    """For each tensor the one in which all met that it was made from: what is computed of one alone stands for it."""
+    joins: dict[int, int] = {}
+    for number in sorted(given):  # what a tensor is made from comes before it
+        met = {joins[parent] for parent in made[number].parents if parent in joins}
+        if given[number] or met:
+            joins[number] = number if given[number] or len(met) > 1 else met.pop()
+    return joins

@@ -126,18 +126,18 @@ class CallParts:
         of_site: dict[str, list[int]] = defaultdict(list)
         for part in self.parts[1:]:
             of_site[part.site].append(part.index)
-        inside: dict[int, list[tuple[int | None, str, int | None, str]]] = defaultdict(list)
+        inside: dict[int, list[_End]] = defaultdict(list)
         for edge in edges:
             for source in of_site[edge.source]:
                 for target in of_site[edge.target]:
                     inner = self.parts[source].parent, self.parts[target].parent
-                    ends = (source, edge.source_port, target, edge.target_port)
+                    ends = (source, edge.source_port, target, edge.target_port, edge.join)
                     if source == target:
-                        inside[source].append((None, ends[1], None, ends[3]))
+                        inside[source].append((None, ends[1], None, *ends[3:]))
                     elif inner[1] == source:
                         inside[source].append((None, *ends[1:]))
                     elif inner[0] == target:
-                        inside[target].append((source, ends[1], None, ends[3]))
+                        inside[target].append((source, ends[1], None, *ends[3:]))
                     elif inner[0] == inner[1]:
                         inside[inner[0]].append(ends)
         for call, found in inside.items():
@@ -232,10 +232,11 @@ def _repeats(kinds: Sequence[int], is_block: Callable[[int], bool]) -> Iterator[
 
 
 Source = tuple[int | None, str]
+_End = tuple[int | None, str, int | None, str, str]  # source and its port, target and its port, where several met
 
 
 class _Merging:
-    """Wires of one call; where several go into one port, they meet in a merge.
+    """Wires of one call; where several go into one port, they meet in a merge, one for each tensor in which they met.
 
     A merge whose sources are among those of a later one goes on into it: a chain of residual sums, or of
     concatenations, is then drawn as a chain.
@@ -245,13 +246,15 @@ class _Merging:
         self._parts, self._call = parts, call
         self._children = parts.parts[call].children
         self._order: dict[int | None, float] = {child: at for at, child in enumerate(self._children)}
-        self._merges: list[tuple[frozenset[Source], int]] = []
+        self._merges: list[tuple[frozenset[Source], str, int]] = []  # with where they met, "" if that is not known
         self._placed: list[tuple[float, int]] = [(at, child) for child, at in self._order.items() if child is not None]
         self._wires: list[Wire] = []
 
-    def run(self, found: Iterable[tuple[int | None, str, int | None, str]]) -> list[Wire]:
+    def run(self, found: Iterable[_End]) -> list[Wire]:
         arriving: dict[Source, list[Source]] = defaultdict(list)
-        for source, source_port, target, target_port in found:
+        joins: dict[Source, str] = {}
+        for source, source_port, target, target_port, join in found:
+            joins[target, target_port] = join or joins.get((target, target_port), "")
             if self._is_back(source, target):
                 self._wires.append(Wire(source, source_port, target, target_port, back=True))
             elif (source, source_port) not in arriving[target, target_port]:
@@ -260,7 +263,7 @@ class _Merging:
         for target, port in ends:
             sources = arriving[target, port]
             if len(sources) > 1:
-                sources = [(self._merge(frozenset(sources), target), "")]
+                sources = [(self._merge(frozenset(sources), joins[target, port], target), "")]
             self._wires += [Wire(*source, target, port) for source in sources]
         self._parts.parts[self._call].children = [child for _, child in sorted(self._placed)]
         return self._wires
@@ -268,20 +271,20 @@ class _Merging:
     def _is_back(self, source: int | None, target: int | None) -> bool:
         return source is not None and target is not None and self._order[source] >= self._order[target]
 
-    def _merge(self, sources: frozenset[Source], target: int | None) -> int:
-        known = next((merge for those, merge in self._merges if those == sources), None)
-        if known is not None:
-            return known
+    def _merge(self, sources: frozenset[Source], join: str, target: int | None) -> int:
+        for those, where, merge in self._merges:
+            if those == sources and (where == join or "" in (where, join)):
+                return merge
         merge = self._parts.add(self._call, PartRole.MERGE).index
         left = set(sources)
-        for those, other in sorted(self._merges, key=lambda entry: -len(entry[0])):
-            if those <= left:
+        for those, _, other in sorted(self._merges, key=lambda entry: -len(entry[0])):
+            if those <= left and those != sources:
                 left -= those
                 self._wires.append(Wire(other, "", merge, ""))
         self._wires += [
             Wire(*source, merge, "") for source in sorted(left, key=lambda s: (-1 if s[0] is None else s[0], s[1]))
         ]
-        self._merges.append((sources, merge))
+        self._merges.append((sources, join, merge))
         at = float(len(self._children)) if target is None else self._order[target]
         self._order[merge] = at - 0.5
         self._placed.append((at - 0.5, merge))

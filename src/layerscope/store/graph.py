@@ -25,7 +25,10 @@ def read_graph(folder: Path) -> Graph | None:
         return Graph(
             tuple(ModuleNode(*(module[name] for name in _MODULE)) for module in content["modules"]),
             tuple(_call(call) for call in content.get("calls", ())),
-            tuple(Edge(*(edge[name] for name in _EDGE)) for edge in content.get("edges", ())),
+            tuple(
+                Edge(**{name: edge[name] for name in _EDGE}, join=edge.get("join", ""))
+                for edge in content.get("edges", ())
+            ),
         )
     except FileNotFoundError:
         return None
