@@ -6,13 +6,18 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 from playwright.sync_api import Page, expect
 
 import layerscope
+from layerscope.records import Kind, Mode, Reading, Series
 from layerscope.server.serve import PageServer
+from layerscope.store.folder import create
+from layerscope.store.writer import FolderSink
 from tests.browser.conftest import Visit
 from tests.browser.project import write_layers
+from tests.server.runs import summaries
 
 pytestmark = pytest.mark.browser
 PIXEL = """([x, y]) => {
@@ -21,6 +26,7 @@ PIXEL = """([x, y]) => {
     return a === 0 ? 'nothing' : `rgb(${r}, ${g}, ${b})`;
 }"""
 NAN = "rgb(255, 107, 74)"
+CALLED = ("relu", "fc.a", "fc.b", "relu#2", "end", "relu#3")
 
 
 @pytest.fixture
@@ -29,6 +35,18 @@ def address(tmp_path: Path) -> Iterator[str]:
     write_layers(tmp_path / "broken", nan_at=20)
     with PageServer(tmp_path, port=0) as server:
         yield server.address
+
+
+def write_backwards(folder: Path) -> None:
+    """Outputs in the order of the calls, their gradients as backward gives them, weights as they were made."""
+    kinds = [(site, "output.0", Kind.OUTPUT) for site in CALLED]
+    kinds += [(site, "output.0", Kind.OUTPUT_GRAD) for site in CALLED[::-1]]
+    kinds += [(f"{site}.weight", "weight", Kind.WEIGHT) for site in sorted(CALLED)]
+    sink = FolderSink(create(folder))
+    numbers = [sink.series_id(Series(*kind, Mode.TRAIN, Reading.FORWARD, "float64", (4,))) for kind in kinds]
+    for step in range(3):
+        sink.put(summaries(step, numbers, [np.ones(4) * (1 + at) for at in range(len(numbers))]))
+    sink.close()
 
 
 def middle(page: Page, site: str, step: float, steps: int = 30) -> tuple[float, float]:
@@ -62,6 +80,20 @@ def test_nan_has_its_own_colour_from_the_step_on_and_a_click_opens_site_and_step
     page.get_by_role("button", name="Charts", exact=True).click()
     expect(page.get_by_test_id("site-title")).to_have_text("h.1.attn")
     expect(page.get_by_test_id("not-finite")).to_have_text("5 NaN, 0 Inf")
+
+
+def test_rows_stand_as_modules_are_called_whatever_the_kind(visit: Visit, tmp_path: Path) -> None:
+    page = visit.page
+    write_backwards(tmp_path / "run")
+    with PageServer(tmp_path, port=0) as server:
+        for kind, last in (("output", ""), ("output_grad", ""), ("weight", ".weight")):
+            page.goto(f"{server.address}#run=run&view=heatmap&kind={kind}")
+            expect(page.get_by_role("combobox", name="Kind")).to_have_value(kind)
+            heat = page.get_by_test_id("heatmap")
+            places = [heat.get_by_title(f"{site}{last}", exact=True).bounding_box() for site in CALLED]
+            heights = [place["y"] for place in places if place is not None]
+            assert len(heights) == len(CALLED)
+            assert heights == sorted(heights)
 
 
 def test_a_stride_of_steps_thins_out_heat_map_and_charts_and_keys_walk_along_it(visit: Visit, address: str) -> None:

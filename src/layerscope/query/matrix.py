@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
+from itertools import accumulate
 
 import numpy as np
 import numpy.typing as npt
@@ -38,8 +39,9 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Matrix:
-    """Column i belongs to tensors[i], in the order of their first appearance, row j to steps[j], ascending.
+    """Column i belongs to tensors[i], row j to steps[j], ascending.
 
+    Tensors stand as modules are called, whatever their kind: as the tree of all sites is read from top to bottom.
     Steps are the rows, since that is what is cut to the screen.
     """
 
@@ -148,12 +150,19 @@ def _columns(reader: Reader, question: Question) -> tuple[tuple[tuple[str, str],
     mine = rows.are(series, "kind", question.kind) & rows.are(series, "mode", question.mode)
     chosen = series.filter(pa.array(mine & (values(series["rank"]) == question.rank)))
     of_series = list(zip(chosen["site"].to_pylist(), chosen["port"].to_pylist(), strict=True))
-    tensors: tuple[tuple[str, str], ...] = tuple(dict.fromkeys(of_series))
+    paths = dict.fromkeys(path for site in dict.fromkeys(series["site"].to_pylist()) for path in _paths(site))
+    first = {path: at for at, path in enumerate(paths)}
+    tensors = tuple(sorted(dict.fromkeys(of_series), key=lambda tensor: [first[path] for path in _paths(tensor[0])]))
     place = {tensor: at for at, tensor in enumerate(tensors)}
     numbers = values(chosen["series"])
     column_of = np.full(2 + int(numbers.max(initial=0)), -1, np.int32)  # one more, for all larger numbers
     column_of[numbers] = [place[tensor] for tensor in of_series]
     return tensors, column_of
+
+
+def _paths(site: str) -> Iterator[str]:
+    """A site and what is around it, from the outside in."""
+    return accumulate(site.split("."), "{}.{}".format)
 
 
 def _rows_of(piece: Piece, among: Flags, rank: int) -> _Rows:
