@@ -1,6 +1,7 @@
 /** The state of the page: what is selected, what was answered, where the cross-hair is. */
 
 import { untrack } from "svelte";
+import { histogramOf, scalarOf, screenOf, smoothOf } from "./asking";
 import { LEFT, lastUntil, nearest, RIGHT, type Span } from "./charts/scale";
 import { Live } from "./live.svelte";
 import { START_AT } from "./offline";
@@ -249,7 +250,7 @@ export class Scope {
     const address = run === null ? null : `api/run/${encodeURIComponent(run)}`;
     this.sites.load(address && `${address}/sites`, `${run}`);
     if (this.width > 0)
-      this.timeline.load(address && `${address}/timeline?${this.screen()}${this.smooth()}`, `${run}`);
+      this.timeline.load(address && `${address}/timeline?${screenOf(this)}${smoothOf(this)}`, `${run}`);
   }
 
   #loadTraces(): void {
@@ -261,64 +262,26 @@ export class Scope {
   }
 
   #loadScalar(): void {
-    const asked = this.#asked();
-    const { stat } = this.selection;
+    const series = this.#asked;
     if (this.width === 0) return;
-    const identity = asked === null ? "" : `${asked.identity}/${stat}`;
-    if (asked === null || this.#shown !== "charts") this.scalar.keep(identity);
-    else
-      this.scalar.load(
-        `${asked.address}/scalar?${asked.which}&stat=${encodeURIComponent(stat)}${this.smooth()}`,
-        identity,
-      );
+    const [address, identity] = series === null ? ["", ""] : scalarOf(this, series);
+    if (series === null || this.#shown !== "charts") this.scalar.keep(identity);
+    else this.scalar.load(address, identity);
   }
 
   #loadHistogram(): void {
-    const asked = this.#asked();
-    const { axis } = this.selection;
+    const series = this.#asked;
     if (this.width === 0) return;
-    const identity = asked === null ? "" : `${asked.identity}/${axis}`;
-    if (asked === null || this.#shown === "heatmap") this.histogram.keep(identity);
+    const [address, identity] = series === null ? ["", ""] : histogramOf(this, series, this.bins || 96);
+    if (series === null || this.#shown === "heatmap") this.histogram.keep(identity);
     // Where it is drawn, its height is known with the next frame: asking before would be asking twice.
-    else if (this.bins > 0 || this.#shown !== "charts")
-      this.histogram.load(
-        `${asked.address}/histogram?${asked.which}&axis=${axis}&height=${this.bins || 96}${this.format()}`,
-        identity,
-      );
+    else if (this.bins > 0 || this.#shown !== "charts") this.histogram.load(address, identity);
   }
 
-  /** What is asked for of the selected series, null if there is none. */
-  #asked(): { address: string; which: string; identity: string } | null {
-    const series = this.series;
-    const { run } = this.selection;
+  /** The series that charts are of, null where there is none; read anew with every news of the run. */
+  get #asked(): SeriesEntry | null {
     void this.#runNews;
-    if (series === null || run === null || this.#shown === "tensors") return null;
-    return {
-      address: `api/run/${encodeURIComponent(run)}`,
-      which: `series=${series.series}&rank=${series.rank}&${this.screen()}`,
-      identity: `${run}/${series.series}/${series.rank}`,
-    };
-  }
-
-  /** Weight of the running mean, for requests of curves. */
-  smooth(): string {
-    return this.selection.smooth > 0 ? `&smooth=${this.selection.smooth / 100}` : "";
-  }
-
-  /** The number format whose limits are marked, for requests of histograms. */
-  format(): string {
-    const { axis, format } = this.selection;
-    return axis === "log" && format !== null ? `&format=${encodeURIComponent(format)}` : "";
-  }
-
-  /** Width and steps of the plots, for requests. */
-  screen(width = this.width): string {
-    const { every, first, last } = this.selection;
-    const parts = [`width=${width}`];
-    if (every > 1) parts.push(`every=${every}`);
-    if (first !== null) parts.push(`first=${Math.round(first)}`);
-    if (last !== null) parts.push(`last=${Math.round(last)}`);
-    return parts.join("&");
+    return this.selection.run === null || this.#shown === "tensors" ? null : this.series;
   }
 
   #chooseRun(): void {

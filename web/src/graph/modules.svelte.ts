@@ -1,27 +1,24 @@
 /** The module graph of the selected run: what is shown, open, coloured and pinned. The address holds all of it. */
 
 import { untrack } from "svelte";
-import { palette } from "../charts/colours";
 import { type Cell, nodeTable } from "../charts/keep";
-import { shadingOf } from "../charts/matrix";
-import { distinctKinds, held } from "../format";
+import { held } from "../format";
 import { ask, Resource } from "../resource.svelte";
 import type { Scope } from "../scope.svelte";
 import { keysIn, keysText } from "../selection";
-import type { FindingsView, GroupOrders, NestedGraph, PartNumbers } from "../wire.gen";
+import type { FindingsView, GroupOrders, NestedGraph } from "../wire.gen";
+import { Colouring } from "./colouring.svelte";
 import { mergeKey, mergeNamed } from "./merges";
 import { Scene } from "./scene";
-import { coloured, MISSING } from "./tint";
 
-export const NO_COLOURS = "none";
 /** Colours of pinned panels: told apart with any kind of colour vision, from the colours of numbers and of findings. */
 const PIN_COLOURS = ["#cc79a7", "#56b4e9", "#009e73", "#f0e442", "#d55e00"];
 const MOST_STRIPES = 64;
 
 export class ModuleGraph {
   readonly graph = new Resource<NestedGraph>(2000);
-  readonly numbers = new Resource<PartNumbers>(500);
   readonly findings = new Resource<FindingsView>(5000);
+  readonly colouring: Colouring;
   scene = $state.raw<Scene | null>(null);
   /** Counts the arrangements of the scene. */
   version = $state(0);
@@ -29,13 +26,11 @@ export class ModuleGraph {
   #grouped: number | null = null;
   #uncovered: string | null = null;
   readonly #scope: Scope;
-  readonly #theme: () => "dark" | "light";
 
   constructor(scope: Scope, theme: () => "dark" | "light") {
     this.#scope = scope;
-    this.#theme = theme;
+    this.colouring = new Colouring(scope, theme);
     $effect(() => this.#load());
-    $effect(() => this.#loadNumbers());
     $effect(() => this.#take());
     $effect(() => {
       const { entered, expanded } = this.#scope.selection;
@@ -47,39 +42,6 @@ export class ModuleGraph {
   readonly #address = $derived.by(() => {
     const { run } = this.#scope.selection;
     return run === null ? null : `api/run/${encodeURIComponent(run)}`;
-  });
-
-  readonly kinds = $derived.by(() =>
-    distinctKinds((this.#scope.sites.value?.series ?? []).map((entry) => entry.kind)),
-  );
-
-  readonly modes = $derived.by(() => [
-    ...new Set((this.#scope.sites.value?.series ?? []).map((entry) => entry.mode)),
-  ]);
-
-  /** The kind whose statistic colours the graph. */
-  readonly by = $derived.by(
-    () =>
-      this.#scope.selection.by ?? (this.kinds.includes("output") ? "output" : (this.kinds[0] ?? NO_COLOURS)),
-  );
-
-  readonly missing = $derived.by(() => MISSING[this.#theme()]);
-
-  /** Of the whole run, as in the heat map: a part that changes with the steps changes its colour. */
-  readonly shading = $derived.by(() => {
-    const scale = this.numbers.value?.scale;
-    return scale === undefined ? null : shadingOf(scale, !this.#scope.selection.heatLinear, false);
-  });
-
-  readonly #fillOf = $derived.by(() =>
-    this.numbers.value === null || this.by === NO_COLOURS
-      ? null
-      : coloured(this.numbers.value, this.shading, palette(this.#theme())),
-  );
-
-  readonly #numberOf = $derived.by(() => {
-    const numbers = this.numbers.value;
-    return new Map(Array.from(numbers?.parts ?? [], (part, at) => [part, numbers?.values[at] ?? Number.NaN]));
   });
 
   /** The merge that is looked at, instead of a site: once it is known what meets there. */
@@ -138,7 +100,7 @@ export class ModuleGraph {
 
   /** Colours of a part: several for one that stands for others. Asked for at every frame, so they are kept. */
   readonly fills = $derived.by(() => {
-    const [scene, fillOf, missing] = [this.scene, this.#fillOf, this.missing];
+    const [scene, fillOf, missing] = [this.scene, this.colouring.fillOf, this.colouring.missing];
     const kept = new Map<number, readonly string[]>();
     return (part: number): readonly string[] => {
       if (fillOf === null || scene === null) return [];
@@ -216,10 +178,10 @@ export class ModuleGraph {
   }
 
   table(): readonly (readonly Cell[])[] {
-    const { kind, stat } = this.numbers.value ?? { kind: "", stat: "" };
+    const { kind, stat } = this.colouring.numbers.value ?? { kind: "", stat: "" };
     return this.scene === null
       ? []
-      : nodeTable(this.scene.graph, this.scene.keys, `${kind} ${stat}`, this.#numberOf);
+      : nodeTable(this.scene.graph, this.scene.keys, `${kind} ${stat}`, this.colouring.numberOf);
   }
 
   /** Rows of the tooltip. */
@@ -237,7 +199,7 @@ export class ModuleGraph {
     const times = scene.graph.times[part] ?? 1;
     if (scene.graph.sites[part] === "") rows.unshift(["parts", scene.graph.names[part] ?? ""]);
     if (times > 1) rows.push(["repeats", `${times} times, built alike`]);
-    const [number, numbers] = [this.#numberOf.get(part), this.numbers.value];
+    const [number, numbers] = [this.colouring.numberOf.get(part), this.colouring.numbers.value];
     if (number !== undefined && numbers !== null)
       rows.push([`${numbers.kind} ${numbers.stat}`, held(number)]);
     for (const [each, titles] of this.#alarms)
@@ -250,22 +212,6 @@ export class ModuleGraph {
     void this.#scope.sites.value?.series.length;
     this.graph.load(this.#address && `${this.#address}/graph`, `${this.#address}`);
     this.findings.load(this.#address && `${this.#address}/findings`, `${this.#address}`);
-  }
-
-  #loadNumbers(): void {
-    const { stat, mode } = this.#scope.selection;
-    const step = this.#scope.step;
-    void this.#scope.news;
-    if (this.#address === null || !this.kinds.includes(this.by)) {
-      this.numbers.load(null, "");
-      return;
-    }
-    const asked = [`kind=${this.by}`, `stat=${encodeURIComponent(stat)}`, `mode=${mode ?? "train"}`];
-    if (step !== null) asked.push(`step=${Math.round(step)}`);
-    this.numbers.load(
-      `${this.#address}/graph-numbers?${asked.join("&")}`,
-      `${this.#address} ${this.by} ${stat} ${mode}`,
-    );
   }
 
   /** An answer that says nothing new must not move what somebody looks at, and neither must a run of the same model. */

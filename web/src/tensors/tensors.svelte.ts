@@ -1,5 +1,6 @@
 /** Named tensors: what is asked of the server, and what is chosen. */
 
+import { screenOf, smoothOf } from "../asking";
 import type { Span } from "../charts/scale";
 import { Resource } from "../resource.svelte";
 import type { Scope } from "../scope.svelte";
@@ -73,7 +74,7 @@ export class Tensors {
     const look = `${measure === null ? "" : `&stat=${encodeURIComponent(measure)}`}&form=${form ?? "numbers"}`;
     const at = this.at.length > 0 ? `&at=${this.at.join()}` : "";
     this.answer.load(
-      `api/tensors?${names}&panels=${this.runs.length}${this.query}${look}${at}&${scope.screen()}${scope.smooth()}`,
+      `api/tensors?${names}&panels=${this.runs.length}${this.query}${look}${at}&${screenOf(scope)}${smoothOf(scope)}`,
       "tensors",
     );
   }

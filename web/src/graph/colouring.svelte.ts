@@ -1,0 +1,70 @@
+/** Which number colours each part of the module graph, and how. */
+
+import { palette } from "../charts/colours";
+import { shadingOf } from "../charts/matrix";
+import { distinctKinds } from "../format";
+import { Resource } from "../resource.svelte";
+import type { Scope } from "../scope.svelte";
+import type { PartNumbers } from "../wire.gen";
+import { coloured, MISSING } from "./tint";
+
+export const NO_COLOURS = "none";
+
+export class Colouring {
+  readonly numbers = new Resource<PartNumbers>(500);
+  readonly #scope: Scope;
+  readonly #theme: () => "dark" | "light";
+
+  constructor(scope: Scope, theme: () => "dark" | "light") {
+    this.#scope = scope;
+    this.#theme = theme;
+    $effect(() => this.#load());
+  }
+
+  readonly #series = $derived.by(() => this.#scope.sites.value?.series ?? []);
+
+  readonly kinds = $derived.by(() => distinctKinds(this.#series.map((entry) => entry.kind)));
+
+  readonly modes = $derived.by(() => [...new Set(this.#series.map((entry) => entry.mode))]);
+
+  /** The kind whose statistic colours the graph. */
+  readonly by = $derived.by(
+    () =>
+      this.#scope.selection.by ?? (this.kinds.includes("output") ? "output" : (this.kinds[0] ?? NO_COLOURS)),
+  );
+
+  readonly missing = $derived.by(() => MISSING[this.#theme()]);
+
+  /** Of the whole run, as in the heat map: a part that changes with the steps changes its colour. */
+  readonly shading = $derived.by(() => {
+    const scale = this.numbers.value?.scale;
+    return scale === undefined ? null : shadingOf(scale, !this.#scope.selection.heatLinear, false);
+  });
+
+  readonly fillOf = $derived.by(() =>
+    this.numbers.value === null || this.by === NO_COLOURS
+      ? null
+      : coloured(this.numbers.value, this.shading, palette(this.#theme())),
+  );
+
+  readonly numberOf = $derived.by(() => {
+    const numbers = this.numbers.value;
+    return new Map(Array.from(numbers?.parts ?? [], (part, at) => [part, numbers?.values[at] ?? Number.NaN]));
+  });
+
+  #load(): void {
+    const { step, news, selection } = this.#scope;
+    const { run, stat, mode } = selection;
+    void news;
+    if (run === null || !this.kinds.includes(this.by)) {
+      this.numbers.load(null, "");
+      return;
+    }
+    const asked = [`kind=${this.by}`, `stat=${encodeURIComponent(stat)}`, `mode=${mode ?? "train"}`];
+    if (step !== null) asked.push(`step=${Math.round(step)}`);
+    this.numbers.load(
+      `api/run/${encodeURIComponent(run)}/graph-numbers?${asked.join("&")}`,
+      `${run} ${this.by} ${stat} ${mode}`,
+    );
+  }
+}
