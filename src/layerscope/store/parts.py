@@ -81,6 +81,10 @@ class Lately:
         self._bytes = 0
         self._lock = threading.Lock()
 
+    def holds(self, keys: Iterable[object]) -> bool:
+        """Whether all of these are at hand."""
+        return all(key in self._tables for key in keys)
+
     def get(self, key: object, read: Callable[[], pa.Table]) -> pa.Table:
         """The table of that key, read if it is not at hand."""
         with self._lock:
@@ -244,8 +248,7 @@ class Part:
 
     def read(self, groups: list[int], columns: list[str], wanted: Wanted) -> list[pa.Table]:
         """The wanted rows of some row groups."""
-        keys = () if wanted.everything else ("series", "step")
-        names = [name for name in dict.fromkeys((*columns, *keys)) if name in self._names]
+        names = self._needed(columns, wanted)
         try:
             tables = [_chosen(self._group(group, names, wanted), names, wanted) for group in groups]
         except _UNREADABLE as error:
@@ -253,6 +256,15 @@ class Part:
         if hasattr(mmap, "MADV_DONTNEED"):  # what was read stays in the system's cache, but is none of our memory
             self._mapped.madvise(mmap.MADV_DONTNEED)
         return [self._complete(table, columns) for table in tables if table.num_rows]
+
+    def at_hand(self, columns: list[str], wanted: Wanted) -> bool:
+        """Whether all wanted rows were read lately: no thread is worth waking for them."""
+        names = self._needed(columns, wanted)
+        return self._lately.holds((self.path, group, *names) for group in self.groups(wanted))
+
+    def _needed(self, columns: list[str], wanted: Wanted) -> list[str]:
+        keys = () if wanted.everything else ("series", "step")
+        return [name for name in dict.fromkeys((*columns, *keys)) if name in self._names]
 
     def _group(self, group: int, names: list[str], wanted: Wanted) -> pa.Table:
         def read() -> pa.Table:

@@ -71,7 +71,9 @@ class Sources:
     def read(self, columns: list[str], wanted: Wanted) -> pa.Table:
         """The wanted rows, in the order of recording."""
         tasks = [task for part in self.parts for task in part.tasks(columns, wanted)]
-        found = [table for tables in in_threads(lambda task: task(), tasks) for table in tables]
+        is_there = all(part.at_hand(columns, wanted) for part in self.parts)
+        done = [task() for task in tasks] if is_there else in_threads(lambda task: task(), tasks)
+        found = [table for tables in done for table in tables]
         for segment in self.segments:
             found.extend(segment.read(columns, wanted))
         if not found:
