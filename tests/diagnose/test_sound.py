@@ -87,6 +87,21 @@ def two_outputs() -> tuple[nn.Module, Callable[[], Tensor]]:
     return model, lambda: model(torch.randn(8, 16))[0].square().mean()
 
 
+class WithLoss(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(16, 16)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        y = self.linear(x)
+        return y * 0, y.square().mean()
+
+
+def dead_with_loss() -> tuple[nn.Module, Callable[[], Tensor]]:
+    model = WithLoss()
+    return model, lambda: model(torch.randn(8, 16))[1]
+
+
 def vit() -> tuple[nn.Module, Callable[[], Tensor]]:
     from transformers import ViTConfig, ViTForImageClassification
 
@@ -144,6 +159,11 @@ def test_check_finds_nothing_in_a_sound_training(training: Training, optimizer_o
 
 def test_a_module_that_gives_zeros_beside_its_output_is_sound(tmp_path: Path) -> None:
     assert rules(trained(two_outputs, slow_sgd, tmp_path / "run", 40)) == []
+
+
+def test_a_dead_module_with_a_loss_beside_its_output_is_dead(tmp_path: Path) -> None:
+    found = trained(dead_with_loss, slow_sgd, tmp_path / "run", 40).findings
+    assert [(each.rule, each.site) for each in found] == [("dead_units", "(model)")]
 
 
 def test_a_bias_that_a_normalisation_takes_away_may_stay_what_it_was(tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ def dead_units(recording: Recording) -> Iterator[Finding]:
     constant = (found.moments["min"] == found.moments["max"]) & (count >= FEWEST_ELEMENTS)
     dead = constant | (share >= DEAD_SHARE) & _rectified(recording, found)[:, None]
     rows, since = _lasting(dead, given)
-    rows = _without_alive(found, rows)
+    rows = _without_alive(found, rows, np.count_nonzero(count >= FEWEST_ELEMENTS, axis=1) >= FEWEST_STEPS)
     if len(rows):
         yield _dead(recording, found, Deaths(rows, since, share))
     if Kind.WEIGHT_GRAD in recording.kinds:
@@ -63,13 +63,16 @@ def _lasting(dead: Flags, given: Flags) -> tuple[Ints, Ints]:
     return rows[np.lexsort((rows, since[rows]))], since
 
 
-def _without_alive(found: Histories, rows: Ints) -> Ints:
-    """Without the outputs of modules that give another one with something in it: masks and empty biases are sound."""
+def _without_alive(found: Histories, rows: Ints, judged: Flags) -> Ints:
+    """Without the outputs of modules that give another one with something in it: masks and empty biases are sound.
+
+    Only outputs that can be judged count: a loss beside the output of a dead module says nothing for it.
+    """
     dead = set(rows.tolist())
     alive: dict[str, set[str]] = {}
-    for row, place in enumerate(found.places):
+    for row in np.flatnonzero(judged).tolist():
         if row not in dead:
-            alive.setdefault(place.site, set()).add(place.port)
+            alive.setdefault(found.places[row].site, set()).add(found.places[row].port)
     places = [found.places[row] for row in rows]
     kept = [not alive.get(place.site, set()) - {place.port} for place in places]
     return rows[np.array(kept, np.bool_)]
