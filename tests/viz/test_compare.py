@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from layerscope.viz.axis import AxisKind
-from layerscope.viz.compare import Held, histograms_view
+from layerscope.viz.compare import Held, histograms_view, over_time_view
+from layerscope.viz.screen import Screen
 from tests.viz.histories import history_of
 
 
@@ -36,3 +37,6 @@ def test_runs_without_the_tensor_still_have_an_axis() -> None:
     view = histograms_view([Held("a", None, "gone"), Held("b", None, "gone")], 3, AxisKind.LINEAR, 16)
     assert [run.lacking for run in view.runs] == ["gone", "gone"]
     assert len(view.edges) > 1
+    for axis in AxisKind:
+        over_time = over_time_view([Held("a", None, "gone"), Held("b", None, "gone")], axis, Screen())
+        assert [(run.view, run.lacking) for run in over_time.runs] == [(None, "gone"), (None, "gone")]

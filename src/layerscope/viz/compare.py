@@ -116,7 +116,7 @@ def histograms_view(
 def over_time_view(held: Sequence[Held], axis: AxisKind, screen: Screen, format_: str = NO_FORMAT) -> OverTimeView:
     """The histograms over time of all runs, on the axis that suits them together."""
     shown = [(one.history, screen.shows(one.history.steps)) for one in held if one.history is not None]
-    parts = [history.bits.decoded(np.array([rows.start, rows.stop])) for history, rows in shown]
+    parts = [history.bits.decoded(np.array([rows.start, rows.stop])) for history, rows in shown] or [_NOTHING]
     zeros = sum(float(history.stat("zeros")[rows].sum()) for history, rows in shown)
     together = _together([magnitudes(part) for part in parts] if axis is AxisKind.LOG else parts)
     laid = value_axis(axis, together, 0.0 if axis is AxisKind.LOG else zeros, screen.height)
@@ -131,13 +131,13 @@ def row_at(steps: Ints, step: int | None) -> int | None:
     return len(steps) - 1 if step is None else max(int(np.searchsorted(steps, step, side="right")) - 1, 0)
 
 
+_NOTHING = buckets.BitRows(
+    1, np.zeros(0, np.int64), np.zeros(0), np.zeros(0), np.zeros(0, np.int64), np.zeros(0, np.int32)
+)
+
+
 def _row(one: Held, row: int | None) -> buckets.BitRows:
-    if one.history is None or row is None:
-        nothing = np.zeros(0)
-        return buckets.BitRows(
-            1, nothing.astype(np.int64), nothing, nothing, nothing.astype(np.int64), nothing.astype(np.int32)
-        )
-    return one.history.bits.decoded(np.array([row, row + 1]))
+    return _NOTHING if one.history is None or row is None else one.history.bits.decoded(np.array([row, row + 1]))
 
 
 def _together(parts: list[buckets.BitRows]) -> buckets.BitRows:
