@@ -190,10 +190,13 @@ def test_numbers_of_a_step_come_by_part_with_the_scale_of_all_steps() -> None:
     assert graph.numbers(matrix("output", {"embed": [8.0]}), 5).scale.high == 8.0
 
 
-def test_numbers_are_of_a_step_at_which_the_first_part_was_recorded() -> None:
+def test_numbers_are_of_a_step_at_which_most_parts_were_recorded() -> None:
     graph = ModuleGraph(blocks_graph())
-    found = matrix("output", {"embed": [1.0, -1, 3.0, -1], "head": [1.0, 2.0, 3.0, 4.0]})
-    assert [graph.numbers(found, step).step for step in (0, 5, 6, 7, 99)] == [5, 5, 5, 7, 7]
+    often = [1.0, -1, 3.0, 4.0]
+    found = matrix(
+        "output", {"embed": [1.0, -1, -1, -1], "head": [1.0, 2.0, 3.0, 4.0], "blocks.0": often, "blocks.1": often}
+    )
+    assert [graph.numbers(found, step).step for step in (0, 5, 6, 7, 99)] == [5, 5, 5, 7, 8]
 
 
 def test_numbers_of_parameters_belong_to_the_module_and_its_weight_comes_first() -> None:

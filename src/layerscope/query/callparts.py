@@ -7,7 +7,7 @@ parts are the modules, and nothing flows.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -256,7 +256,8 @@ class _Merging:
         for source, source_port, target, target_port, join in found:
             joins[target, target_port] = join or joins.get((target, target_port), "")
             if self._is_back(source, target):
-                self._wires.append(Wire(source, source_port, target, target_port, back=True))
+                back = Wire(source, source_port, target, target_port, back=True)
+                self._wires += [] if back in self._wires else [back]
             elif (source, source_port) not in arriving[target, target_port]:
                 arriving[target, target_port].append((source, source_port))
         ends = sorted(arriving, key=lambda end: len(self._order) if end[0] is None else self._order[end[0]])
@@ -277,8 +278,9 @@ class _Merging:
                 return merge
         merge = self._parts.add(self._call, PartRole.MERGE).index
         left = set(sources)
+        known = Counter(those for those, _, _ in self._merges)
         for those, _, other in sorted(self._merges, key=lambda entry: -len(entry[0])):
-            if those <= left and those != sources:
+            if those <= left and those != sources and known[those] == 1:  # of two of the same it is not known which
                 left -= those
                 self._wires.append(Wire(other, "", merge, ""))
         self._wires += [

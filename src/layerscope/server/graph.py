@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
 from layerscope.errors import StoreError
+from layerscope.query import rows
 from layerscope.query.matrix import Question
 from layerscope.query.run import Run
 from layerscope.records import Kind, Mode
@@ -96,9 +98,10 @@ def _question(run: Run, request: Request) -> Question:
     kind = chosen(request, "kind", tuple(kind.value for kind in Kind))
     stat = chosen(request, "stat", run.statistics)
     mode = request.query_params.get("mode", Mode.TRAIN.value)
-    series = run.reader.series().select(["kind", "mode", "rank"]).to_pylist()
-    series = [row for row in series if row["kind"] == kind]
-    if not series:
+    series = run.reader.series()
+    of_kind = rows.are(series, "kind", kind)
+    if not of_kind.any():
         raise HTTPException(404, f"The run has no {kind!r}. Choose a kind that was recorded.")
-    first = next((row for row in series if row["mode"] == mode), series[0])
-    return Question(kind, stat, first["mode"], first["rank"])
+    in_mode = of_kind & rows.are(series, "mode", mode)
+    first = int(np.argmax(in_mode if in_mode.any() else of_kind))
+    return Question(kind, stat, series["mode"][first].as_py(), series["rank"][first].as_py())

@@ -259,13 +259,13 @@ class Colouring:
         shown = np.unique(self._columns)
         states = matrix.states[:, shown]
         self._scale = colour_scale(matrix.values[:, shown][states == VALUE])
-        self._rows = np.flatnonzero(states[:, :1].any(axis=1))  # at which the first of them was recorded
+        recorded = np.count_nonzero(states, axis=1)
+        self._rows = np.flatnonzero(2 * recorded >= recorded.max(initial=0))  # not a step of a few tensors only
         self.of = weakref.ref(matrix.values)
 
     def numbers(self, matrix: Matrix, step: int) -> PartNumbers:
         """The numbers of the last step recorded up to the one asked for, else of the first one; there must be one."""
-        rows = self._rows if len(self._rows) else np.arange(len(matrix.steps))
-        row = rows[max(0, int(np.searchsorted(matrix.steps[rows], step, "right")) - 1)]
+        row = self._rows[max(0, int(np.searchsorted(matrix.steps[self._rows], step, "right")) - 1)]
         states = matrix.states[row, self._columns]
         values = np.select([states == NAN, states == INF], [np.nan, np.inf], matrix.values[row, self._columns])
         kept = states != MISSING

@@ -35,7 +35,7 @@ export class Colouring {
 
   readonly missing = $derived.by(() => MISSING[this.#theme()]);
 
-  /** Of the whole run, as in the heat map: a part that changes with the steps changes its colour. */
+  /** Of all steps: a part that changes with the steps changes its colour. */
   readonly shading = $derived.by(() => {
     const scale = this.numbers.value?.scale;
     return scale === undefined ? null : shadingOf(scale, !this.#scope.selection.heatLinear, false);

@@ -2,7 +2,7 @@
 
 import { untrack } from "svelte";
 import { type Cell, nodeTable } from "../charts/keep";
-import { held } from "../format";
+import { factsIn, held } from "../format";
 import { ask, Resource } from "../resource.svelte";
 import type { Scope } from "../scope.svelte";
 import { keysIn, keysText } from "../selection";
@@ -191,11 +191,7 @@ export class ModuleGraph {
     const pill = scene.pill(part);
     if (pill !== null)
       return [[pill.isInput ? "input" : "output", pill.port.name] as const, ["shape", pill.port.shape]];
-    const lines = (scene.graph.facts[part] ?? "").split("\n").filter(Boolean);
-    const rows = lines.map((line): readonly [string, string] => {
-      const [key = "", value = ""] = line.split("\t");
-      return [key, value];
-    });
+    const rows = factsIn(scene.graph.facts[part]);
     const times = scene.graph.times[part] ?? 1;
     if (scene.graph.sites[part] === "") rows.unshift(["parts", scene.graph.names[part] ?? ""]);
     if (times > 1) rows.push(["repeats", `${times} times, built alike`]);
