@@ -163,3 +163,11 @@ export function statusText(status: string): string {
     ] ?? status
   );
 }
+
+/** Lines of "name, tab, text" as the server writes them. */
+export function factsIn(text = ""): (readonly [string, string])[] {
+  return text.split("\n").flatMap((line) => {
+    const [name = "", said = ""] = line.split("\t");
+    return line === "" ? [] : [[name, said] as const];
+  });
+}

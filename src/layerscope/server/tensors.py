@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, KeysView
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -49,19 +49,22 @@ class ProjectPlaces:
         self._catalogue = catalogue
         self._lock = threading.Lock()
         self._until = 0.0
-        self._numbers: KeysView[int] = {}.keys()
-        self._places = Places(()), Places((), narrow=True)
+        self._graphs: dict[int, Dependencies] = {}
+        self._names: set[str] = set()
+        self._places: dict[bool, Places] = {}
 
     def of(self, needed: Dependencies, *, narrow: bool) -> Places:
         """The places, in narrow boxes for graphs side by side; hold no run's lock."""
         with self._lock:
-            is_known = all((node.name, 0) in self._places[0] for node in needed.nodes)
+            is_known = all(node.name in self._names for node in needed.nodes)
             if time.monotonic() >= self._until or not is_known:
                 graphs = {graph.number: graph for graph in self._read()}  # equal ones share a number in all runs
-                if graphs.keys() != self._numbers:
-                    self._numbers = graphs.keys()
-                    self._places = Places(graphs.values()), Places(graphs.values(), narrow=True)
+                if graphs.keys() != self._graphs.keys():
+                    self._graphs, self._places = graphs, {}
+                    self._names = {node.name for graph in graphs.values() for node in graph.nodes}
                 self._until = time.monotonic() + LOOK_AGAIN_S
+            if narrow not in self._places:
+                self._places[narrow] = Places(self._graphs.values(), narrow=narrow)
             return self._places[narrow]
 
     def _read(self) -> list[Dependencies]:

@@ -10,6 +10,7 @@ const AXIS = 22;
 const STRIP = 8;
 const GAP = 3;
 const OVERFLOW = 3;
+const LETTERS = 10; // high
 const BESIDE = [
   [-1, 0],
   [1, 0],
@@ -286,8 +287,12 @@ class Picture {
     // Beside "NaN, Inf" above and "0" below.
     const highest = box.badTop === null ? 0 : box.badTop + STRIP / 2 + 12;
     const lowest = box.zeroTop === null ? Number.POSITIVE_INFINITY : box.zeroTop + STRIP / 2 - 11;
+    let above = Number.POSITIVE_INFINITY;
     view.ticks.forEach((value, at) => {
-      context.fillText(texts[at] ?? "", LEFT - 8, Math.min(Math.max(this.y(value), highest), lowest));
+      const y = Math.min(Math.max(this.y(value), highest), lowest);
+      if (above - y < LETTERS) return;
+      context.fillText(texts[at] ?? "", LEFT - 8, y);
+      above = y;
     });
     if (box.zeroTop !== null) context.fillText("0", LEFT - 8, box.zeroTop + STRIP / 2 + 1);
     if (box.badTop !== null) {
