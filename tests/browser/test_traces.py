@@ -11,7 +11,7 @@ from playwright.sync_api import Locator, Page, expect
 
 from layerscope.server.serve import PageServer
 from tests.browser.conftest import Visit
-from tests.browser.tracing import ODD, save_trace, watch_and_trace
+from tests.browser.tracing import ODD, save_trace, traced, watch_and_trace
 from tests.server.runs import write_run
 
 pytestmark = pytest.mark.browser
@@ -25,6 +25,9 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     write_run(folder / "untraced", steps=3)
     watch_and_trace(folder / "watched", 2)
     watch_and_trace(folder / "twice", 1, 2)
+    watch_and_trace(folder / "mixed", 0, 1)
+    traced().save(folder / "mixed", step=2)
+    traced().save(folder / "mixed")
     with PageServer(folder, port=0) as server:
         yield server.address
 
@@ -199,6 +202,50 @@ def test_marks_above_the_kpis_lead_to_the_traces_of_their_steps(visit: Visit, ad
     expect(page.get_by_label("Trace", exact=True)).to_have_value("000002")
     page.go_back()
     expect(page.get_by_role("tab", name="Charts")).to_have_attribute("aria-selected", "true")
+
+
+def test_a_trace_that_the_cross_hair_brought_into_sight_stays(visit: Visit, address: str) -> None:
+    page = visit.page
+    page.goto(f"{address}#run=twice&view=traces&trace=000001")
+    step, trace = page.get_by_test_id("crosshair-step"), page.get_by_label("Trace", exact=True)
+    expect(step).to_have_text("step 1")
+    for now in (2, 3):
+        page.keyboard.press("]")
+        expect(step).to_have_text(f"step {now}")
+        expect(trace).to_have_value("000002")
+    page.goto("about:blank")
+    page.goto(f"{address}#run=twice&view=traces&step=1")
+    expect(trace).to_have_value("000001")
+    page.keyboard.press("Escape")
+    expect(step).to_have_count(0)
+    expect(trace).to_have_value("000001")
+
+
+def test_a_trace_of_another_model_begins_anew_and_one_of_the_same_goes_on(visit: Visit, address: str) -> None:
+    page = visit.page
+    page.goto(f"{address}#run=mixed&view=traces&trace=000001&op=1")
+    trace, label = page.get_by_label("Trace", exact=True), page.get_by_test_id("op-label")
+    expect(label).to_have_text(re.compile("linear_1"))
+    page.keyboard.press("]")
+    expect(trace).to_have_value("000002")
+    expect(label).to_have_text(re.compile("linear_1"))
+    page.keyboard.press("]")
+    expect(trace).to_have_value("000003")
+    expect(page.get_by_test_id("trace-overview")).to_be_visible()
+    expect(page).not_to_have_url(re.compile("[&#]op="))
+
+
+def test_the_cross_hair_leads_away_from_a_trace_of_no_step(visit: Visit, address: str) -> None:
+    page = visit.page
+    page.goto(f"{address}#run=mixed&view=traces&trace=000003")
+    trace = page.get_by_label("Trace", exact=True)
+    expect(page.get_by_test_id("crosshair-step")).to_have_text("step 2")
+    trace.select_option("000004")
+    expect(trace).to_have_value("000004")
+    expect(page).to_have_url(re.compile("trace=000004"))
+    for now in ("000004", "000003"):  # the last step has none
+        page.get_by_test_id("graph").press("]" if now == "000004" else "[")
+        expect(trace).to_have_value(now)
 
 
 def test_picture_and_place_are_in_the_address_and_kept_for_the_next_operation(visit: Visit, address: str) -> None:

@@ -38,6 +38,9 @@ const PLACES = [
   "node",
 ] as const;
 
+/** A trace at first sight: nothing in it is chosen. */
+export const UNTOUCHED = { op: null, part: null, opened: null, within: null };
+
 export class Scope {
   selection = $state<Selection>(parsed(location.hash || START_AT));
   hover = $state<number | null>(null);
@@ -173,14 +176,14 @@ export class Scope {
       Math.min(this.entry?.last_step ?? this.span.max, Math.floor(this.span.max)),
   );
 
-  /** Change the selection, and the address with it. */
-  select(wanted: Partial<Selection>): void {
+  /** Change the selection, and the address with it; what nobody chose is no place to come back to. */
+  select(wanted: Partial<Selection>, isChosen = true): void {
     // Whoever selects a site wants to see that, and no merge any more.
     const changes = "site" in wanted ? { merge: null, ...wanted } : wanted;
     const moved = PLACES.some((name) => name in changes && changes[name] !== this.selection[name]);
     if ("site" in changes) this.lacking = this.#unasked = null;
     Object.assign(this.selection, changes);
-    this.#write(moved);
+    this.#write(isChosen && moved);
   }
 
   #write(moved: boolean): void {
@@ -203,8 +206,8 @@ export class Scope {
   }
 
   selectTrace({ name, step }: TraceEntry): void {
-    const at = step === null ? {} : { step };
-    this.select({ view: "traces", trace: name, op: null, part: null, opened: null, within: null, ...at });
+    // A trace of no step releases the cross-hair: it may stand at the step of another one.
+    this.select({ view: "traces", trace: name, step, ...UNTOUCHED });
   }
 
   get #recorded(): Float64Array | undefined {

@@ -6,7 +6,7 @@ import { NOTHING } from "../graph/order";
 import type { Scene } from "../graph/scene";
 import { isClosed, isFile } from "../offline";
 import { Resource } from "../resource.svelte";
-import type { Scope } from "../scope.svelte";
+import { type Scope, UNTOUCHED } from "../scope.svelte";
 import type { Selection } from "../selection";
 import type {
   OperationLink,
@@ -16,6 +16,7 @@ import type {
   PassNumbers,
   PassOverview,
   PassPicture,
+  TraceEntry,
   ValueView,
 } from "../wire.gen";
 import { numbersOf } from "./fills";
@@ -54,11 +55,15 @@ export class Tracing {
     $effect(() => this.#reveal());
   }
 
+  readonly #chosenTrace = $derived.by(() =>
+    this.scope.listed.find((entry) => entry.name === this.scope.selection.trace),
+  );
+
   /** The chosen trace, unless the cross-hair is at the step of another one; else the newest. */
   readonly entry = $derived.by(() => {
     const { listed, selection } = this.scope;
-    const chosen = listed.find((entry) => entry.name === selection.trace);
-    if (chosen?.step === null || chosen?.step === selection.step) return chosen;
+    const chosen = this.#chosenTrace;
+    if (chosen?.step === selection.step) return chosen;
     const there = listed.filter(({ step }) => step !== null && step === selection.step);
     return there.at(-1) ?? chosen ?? listed.at(-1) ?? null;
   });
@@ -193,15 +198,24 @@ export class Tracing {
     return this.#asked(what, ...more, ...(this.scope.selection.unrolled ? ["unrolled=1"] : []));
   }
 
-  /** The cross-hair stands at the step of a trace that comes into sight without being chosen. */
+  /** A trace that comes into sight without being chosen is chosen from then on, and the cross-hair stands at its step. */
   #pin(): void {
     const { entry } = this;
     const { run, trace, step } = this.scope.selection;
-    const key = `${run}/${entry?.name}`;
-    if (entry === null || this.#pinned === key) return;
+    if (entry === null) return;
+    const key = `${run}/${entry.name}`;
+    const isKnown = this.#pinned === key;
     this.#pinned = key;
-    if (entry.step !== null && (step === null || trace !== entry.name))
-      this.scope.select({ step: entry.step });
+    const at = entry.step === null ? {} : { step: entry.step };
+    if (trace !== entry.name)
+      this.scope.select({ trace: entry.name, ...at, ...(this.#isLikeChosen(entry) ? {} : UNTOUCHED) }, false);
+    else if (step === null && !isKnown) this.scope.select(at);
+  }
+
+  /** Whether numbers of operations and modules mean the same as in the chosen trace. */
+  #isLikeChosen({ model, operations }: TraceEntry): boolean {
+    const chosen = this.#chosenTrace;
+    return chosen === undefined || (chosen.model === model && chosen.operations === operations);
   }
 
   #loadGraph(): void {
