@@ -12,7 +12,7 @@ from playwright.sync_api import Locator, Page, expect
 from layerscope.server.serve import PageServer
 from tests.browser.conftest import Visit
 from tests.browser.tracing import ODD, save_trace, traced, watch_and_trace
-from tests.server.runs import write_run
+from tests.server.runs import Writing, write_run
 
 pytestmark = pytest.mark.browser
 BLOCKS = r"^\s*blocks\s+Sequential"
@@ -246,6 +246,34 @@ def test_the_cross_hair_leads_away_from_a_trace_of_no_step(visit: Visit, address
     for now in ("000004", "000003"):  # the last step has none
         page.get_by_test_id("graph").press("]" if now == "000004" else "[")
         expect(trace).to_have_value(now)
+
+
+def test_the_cross_hair_reaches_the_trace_of_any_step_of_a_long_run(visit: Visit, tmp_path: Path) -> None:
+    writing = Writing(tmp_path / "long")
+    for step in range(6000):
+        writing.kpi(step, 1.0)
+        if step % 50 == 0:
+            writing.tensor(step, writing.series)
+    writing.sink.close()
+    for traced_at in (1233, 4012):
+        traced().save(tmp_path / "long", step=traced_at)
+    page = visit.page
+    stands, trace = page.get_by_test_id("crosshair-step"), page.get_by_label("Trace", exact=True)
+    with PageServer(tmp_path, port=0) as server:
+        with page.expect_response(re.compile("/histogram")):
+            page.goto(f"{server.address}#run=long&view=traces&trace=000002&step=1200")
+        expect(part(page, BLOCKS)).to_be_attached()
+        for now in ("1,233", "1,250"):
+            page.keyboard.press("]")
+            expect(stands).to_have_text(f"step {now}")
+            expect(trace).to_have_value("000001")
+        mark = page.get_by_role("button", name="Trace of step 4012").bounding_box()
+        chart = page.get_by_role("img", name="loss over the steps").bounding_box()
+        assert mark is not None
+        assert chart is not None
+        page.mouse.click(mark["x"] + mark["width"] / 2, chart["y"] + chart["height"] / 2)
+        expect(stands).to_have_text("step 4,012")
+        expect(trace).to_have_value("000002")
 
 
 def test_picture_and_place_are_in_the_address_and_kept_for_the_next_operation(visit: Visit, address: str) -> None:

@@ -127,6 +127,14 @@ export class Scope {
     this.traces.value?.run === this.selection.run ? (this.traces.value?.traces ?? []) : [],
   );
 
+  /** Where traces are looked at, their steps in sight: of a column of several steps only the last one is known. */
+  readonly #traced = $derived.by(() => {
+    const { min, max } = this.span;
+    const shown = this.selection.view === "traces" ? this.listed : [];
+    const steps = shown.flatMap(({ step }) => (step !== null && step >= min && step <= max ? [step] : []));
+    return Float64Array.from(steps).sort();
+  });
+
   readonly #hasTraces = $derived((this.sites.value?.traces ?? 0) > 0);
 
   readonly seriesOfSite = $derived(
@@ -214,6 +222,10 @@ export class Scope {
     return this.heatSteps ?? this.histogram.value?.last_steps ?? this.kpi?.last_steps;
   }
 
+  #withTraced(steps: Float64Array): Float64Array {
+    return this.#traced.length === 0 ? steps : Float64Array.from(new Set([...steps, ...this.#traced])).sort();
+  }
+
   /** Whether somebody chose the site: it is not the one that each run begins with. */
   get isSiteChosen(): boolean {
     return this.sites.value !== null && this.selection.site !== firstSite(this.sites.value);
@@ -228,12 +240,18 @@ export class Scope {
         ? this.kpi.last_steps
         : steps;
     if (dense === undefined) return null;
-    return dense[nearest(dense, step)] ?? null;
+    const { min, max } = this.span;
+    const traced = this.#traced[nearest(this.#traced, step)];
+    // Columns are no wider than a pixel: the pointer could not hit a step between the ends of two.
+    if (traced !== undefined && Math.abs(traced - step) * this.width <= max - min) return traced;
+    const all = this.#withTraced(dense);
+    return all[nearest(all, step)] ?? null;
   }
 
   /** Pin the cross-hair to the neighbouring recorded step. */
   walk(by: number): void {
-    const steps = this.steps ?? this.#recorded;
+    const recorded = this.steps ?? this.#recorded;
+    const steps = recorded && this.#withTraced(recorded);
     if (steps === undefined || steps.length === 0) return;
     // Without a cross-hair the first key sets it to the last step, which a view with steps of its own shows already.
     const unset = steps.length - 1 - (this.steps === null ? by : 0);
