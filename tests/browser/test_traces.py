@@ -331,3 +331,36 @@ def test_a_trace_that_is_saved_while_the_page_is_open_appears(visit: Visit, tmp_
         expect(visit.page.get_by_test_id("live")).to_have_attribute("data-connected", "true")
         save_trace(tmp_path / "live")
         expect(part(visit.page, BLOCKS)).to_be_attached(timeout=15_000)
+
+
+def test_outside_of_their_view_traces_are_asked_for_only_when_there_are_more(visit: Visit, tmp_path: Path) -> None:
+    page, asked = visit.page, list[str]()
+    page.on("request", lambda request: asked.append(request.url))
+    write_run(tmp_path / "untraced")
+    writing = Writing(tmp_path / "live")
+    for step in range(3):
+        writing.step(step)
+    traced().save(tmp_path / "live", step=1)
+
+    def asked_for(what: str) -> int:
+        return sum(url.endswith(what) for url in asked)
+
+    with PageServer(tmp_path, port=0) as server:
+        page.goto(f"{server.address}#run=live")
+        marks = page.get_by_role("button", name=re.compile("Trace of step"))
+        expect(marks).to_have_count(1)
+        expect(page.get_by_test_id("live")).to_have_attribute("data-connected", "true")
+        for step in (3, 4):
+            with page.expect_response(re.compile("live/sites"), timeout=15_000):
+                writing.step(step)
+        page.wait_for_timeout(1000)  # both are asked for together
+        assert asked_for("live/traces") == 1
+        traced().save(tmp_path / "live", step=2)
+        expect(marks).to_have_count(2, timeout=15_000)
+        page.get_by_role("row", name=re.compile("^untraced")).click()
+        expect(page.get_by_test_id("run-title")).to_have_text("untraced")
+        expect(page.get_by_test_id("histogram")).to_be_visible()
+        expect(marks).to_have_count(0)
+        assert asked_for("untraced/sites") > 0
+        assert asked_for("untraced/traces") == 0
+    writing.sink.close()

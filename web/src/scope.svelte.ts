@@ -135,7 +135,12 @@ export class Scope {
     return Float64Array.from(steps).sort();
   });
 
-  readonly #hasTraces = $derived((this.sites.value?.traces ?? 0) > 0);
+  /** How many traces the run is known to have. */
+  readonly #traceCount = $derived(
+    this.sites.value?.run === this.selection.run ? (this.sites.value?.traces ?? 0) : 0,
+  );
+
+  readonly #looksAtTraces = $derived(this.#shown === "traces");
 
   readonly seriesOfSite = $derived(
     this.sites.value?.series.filter((entry) => entry.site === this.selection.site) ?? [],
@@ -276,8 +281,9 @@ export class Scope {
 
   #loadTraces(): void {
     const { run } = this.selection;
-    void this.#runNews;
-    if (run !== null && (this.#hasTraces || this.#shown === "traces"))
+    // Elsewhere only their marks are shown: they are asked for again when there are more.
+    if (this.#looksAtTraces) void this.#runNews;
+    if (run !== null && (this.#looksAtTraces || this.#traceCount > 0))
       this.traces.load(`api/run/${encodeURIComponent(run)}/traces`, run);
     else this.traces.keep(`${run}`);
   }
