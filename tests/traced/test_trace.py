@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import xml.etree.ElementTree as ET
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -105,6 +106,16 @@ def test_the_table_has_a_row_for_every_operation(trace: ls.Trace) -> None:
 
 
 @pytest.mark.feature("L10")
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+def test_a_recurrent_layer_uses_its_parameters_once_for_each_element_of_a_sequence(
+    kind: Callable[..., nn.Module],
+) -> None:
+    layer = kind(6, 5, num_layers=2, bidirectional=True)
+    found = ls.trace(layer, torch.randn(7, 3, 6)).table().pandas()["flops"]
+    once = sum(p.numel() * (2 if p.dim() == 2 else 1) for p in layer.parameters())
+    assert found.sum() == 7 * 3 * once
+
+
 def test_a_saved_trace_opens_again(trace: ls.Trace, tmp_path: Path) -> None:
     assert isinstance(trace.output, dict)
     trace.output["sum"].sum().backward()

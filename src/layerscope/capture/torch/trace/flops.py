@@ -35,6 +35,14 @@ def _attention(out: Shape, given: Shapes) -> int:
     return 2 * scores * query[-1] + 2 * scores * value[-1] + 5 * scores
 
 
+def _recurrent(out: Shape, given: Shapes) -> int:
+    """Matrices and biases of all layers and directions, once for each element of each sequence."""
+    matrices = [shape for shape in given[1:] if len(shape) == 2]
+    high = {shape[0] for shape in matrices}
+    biases = [shape[0] for shape in given[1:] if len(shape) == 1 and shape[0] in high]
+    return math.prod(given[0][:-1]) * (2 * sum(shape[0] * shape[1] for shape in matrices) + sum(biases))
+
+
 def _elementwise(out: Shape, given: Shapes) -> int:
     return math.prod(out)
 
@@ -58,6 +66,7 @@ _COUNTS: dict[Callable[[Shape, Shapes], int], str] = {
     _matmul: "matmul mm bmm mv dot chain_matmul",
     _addmm: "addmm baddbmm addmv addbmm",
     _attention: "scaled_dot_product_attention",
+    _recurrent: "lstm gru rnn_tanh rnn_relu",
     _elementwise: """
         add sub mul div pow neg abs exp log sqrt rsqrt sin cos tanh sigmoid relu relu6 leaky_relu elu selu celu
         gelu silu mish hardtanh hardswish hardsigmoid softplus softsign threshold clamp where maximum minimum
