@@ -67,9 +67,9 @@ def test_an_operation_says_all_that_the_readme_prints(alexnet: ls.Trace) -> None
     for said in (
         "conv2d_3_7, 8/24",
         "shape=(1, 384, 13, 13), dtype=float32",
-        "size=253.5 KB",
+        "size=259.6 KB",
         "tensor([[",
-        "features.6.weight (384, 192, 3, 3), features.6.bias (384,); 663,936 elements (2.5 MB)",
+        "features.6.weight (384, 192, 3, 3), features.6.bias (384,); 663,936 elements (2.7 MB)",
         "Parents: maxpool2d_2_6",
         "Children: relu_3_8",
         "Function: conv2d (grad_fn=ConvolutionBackward0)",

@@ -15,12 +15,12 @@ def size(count: float) -> str:
     """A number of bytes for people.
 
     >>> [size(n) for n in (12, 259584, 61_100_840 * 4)]
-    ['12 B', '253.5 KB', '233.1 MB']
+    ['12 B', '259.6 KB', '244.4 MB']
     """
     for unit in ("B", "KB", "MB", "GB"):
-        if count < 1024 or unit == "GB":
+        if count < 1000 or unit == "GB":
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1024
+        count /= 1000
     raise AssertionError("the last unit takes everything")
 
 
