@@ -41,7 +41,7 @@ def test_the_overview_says_all_that_the_readme_prints(alexnet: ls.Trace) -> None
     for said in (
         "Trace of AlexNet",
         "purely feedforward, without branching; 23 modules in total",
-        "24 tensors (4.8 MB) computed; 24 tensors (4.8 MB) saved",
+        "24 tensors (5.0 MB) computed; 24 tensors (5.0 MB) saved",
         "16 parameters (61,100,840 elements",
         "Random seed:",
         "Time elapsed:",

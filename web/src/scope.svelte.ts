@@ -2,7 +2,7 @@
 
 import { untrack } from "svelte";
 import { histogramOf, scalarOf, screenOf, smoothOf } from "./asking";
-import { LEFT, lastUntil, nearest, RIGHT, type Span } from "./charts/scale";
+import { LEFT, lastUntil, RIGHT, type Span } from "./charts/scale";
 import { Live } from "./live.svelte";
 import { START_AT } from "./offline";
 import { Resource } from "./resource.svelte";
@@ -127,14 +127,6 @@ export class Scope {
     this.traces.value?.run === this.selection.run ? (this.traces.value?.traces ?? []) : [],
   );
 
-  /** Where traces are looked at, their steps in sight: of a column of several steps only the last one is known. */
-  readonly #traced = $derived.by(() => {
-    const { min, max } = this.span;
-    const shown = this.selection.view === "traces" ? this.listed : [];
-    const steps = shown.flatMap(({ step }) => (step !== null && step >= min && step <= max ? [step] : []));
-    return Float64Array.from(steps).sort();
-  });
-
   /** How many traces the run is known to have. */
   readonly #traceCount = $derived(
     this.sites.value?.run === this.selection.run ? (this.sites.value?.traces ?? 0) : 0,
@@ -189,6 +181,9 @@ export class Scope {
       Math.min(this.entry?.last_step ?? this.span.max, Math.floor(this.span.max)),
   );
 
+  /** The step that a line crosses all plots at: a view with its own steps always shows one of them. */
+  readonly crossed = $derived(this.steps === null ? this.step : this.now);
+
   /** Change the selection, and the address with it; what nobody chose is no place to come back to. */
   select(wanted: Partial<Selection>, isChosen = true): void {
     // Whoever selects a site wants to see that, and no merge any more.
@@ -223,47 +218,9 @@ export class Scope {
     this.select({ view: "traces", trace: name, step, ...UNTOUCHED });
   }
 
-  get #recorded(): Float64Array | undefined {
-    return this.heatSteps ?? this.histogram.value?.last_steps ?? this.kpi?.last_steps;
-  }
-
-  #withTraced(steps: Float64Array): Float64Array {
-    return this.#traced.length === 0 ? steps : Float64Array.from(new Set([...steps, ...this.#traced])).sort();
-  }
-
   /** Whether somebody chose the site: it is not the one that each run begins with. */
   get isSiteChosen(): boolean {
     return this.sites.value !== null && this.selection.site !== firstSite(this.sites.value);
-  }
-
-  /** The recorded step nearest to a place on the axis. */
-  snapped(step: number): number | null {
-    if (this.steps !== null) return this.steps[nearest(this.steps, step)] ?? null;
-    const steps = this.#recorded;
-    const dense =
-      this.kpi !== null && (steps === undefined || this.kpi.last_steps.length > 2 * steps.length)
-        ? this.kpi.last_steps
-        : steps;
-    if (dense === undefined) return null;
-    const { min, max } = this.span;
-    const traced = this.#traced[nearest(this.#traced, step)];
-    // Columns are no wider than a pixel: the pointer could not hit a step between the ends of two.
-    if (traced !== undefined && Math.abs(traced - step) * this.width <= max - min) return traced;
-    const all = this.#withTraced(dense);
-    return all[nearest(all, step)] ?? null;
-  }
-
-  /** Pin the cross-hair to the neighbouring recorded step. */
-  walk(by: number): void {
-    const recorded = this.steps ?? this.#recorded;
-    const steps = recorded && this.#withTraced(recorded);
-    if (steps === undefined || steps.length === 0) return;
-    // Without a cross-hair the first key sets it to the last step, which a view with steps of its own shows already.
-    const unset = steps.length - 1 - (this.steps === null ? by : 0);
-    const from = this.step === null ? unset : nearest(steps, this.step);
-    const to = Math.min(Math.max(from + by, 0), steps.length - 1);
-    this.hover = null;
-    this.select({ step: steps[to] ?? null });
   }
 
   #loadRuns(): void {

@@ -117,11 +117,9 @@ def exponents(bits: buckets.BitRows, bins: int, cuts: tuple[int, ...]) -> Axis:
 
     The parts of an octave end where buckets end, so the counts are exact.
     """
-    last, first = int(bits.exponent.max()) + 1, int(bits.exponent.min())
-    if cuts is PARTS or last - first > bins:  # without far outliers
-        fewest, few = np.floor(np.log2(buckets.pooled_quantiles(bits, 0.0, SPARSE)))
-        first = int(max(fewest, few - max(TAIL[0] * (last - few), TAIL[1])))
-    first = max(first, SMALLEST_OCTAVE)
+    last = int(bits.exponent.max()) + 1
+    fewest, few = np.floor(np.log2(buckets.pooled_quantiles(bits, 0.0, SPARSE)))  # without far outliers
+    first = max(int(max(fewest, few - max(TAIL[0] * (last - few), TAIL[1]))), SMALLEST_OCTAVE)
     octaves = max(last - first, 1)
     parts = next((parts for parts in cuts if parts * octaves <= bins), 1)
     joined = -(-octaves // bins)  # octaves per bin where there are more of them than bins

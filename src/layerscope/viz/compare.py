@@ -11,7 +11,7 @@ import numpy as np
 from layerscope.records import Floats, Ints
 from layerscope.stats import buckets
 from layerscope.viz.axis import AxisKind, magnitudes, value_axis
-from layerscope.viz.histogram import HistogramView, binned, histogram_view
+from layerscope.viz.histogram import HistogramView, binned, histogram_view, shaded
 from layerscope.viz.limits import NO_FORMAT, Limits, limits_of
 from layerscope.viz.scalar import ScalarView
 from layerscope.viz.screen import Screen
@@ -121,7 +121,9 @@ def over_time_view(held: Sequence[Held], axis: AxisKind, screen: Screen, format_
     together = _together([magnitudes(part) for part in parts] if axis is AxisKind.LOG else parts)
     laid = value_axis(axis, together, 0.0 if axis is AxisKind.LOG else zeros, screen.height)
     views = [histogram_view(one.history, axis, screen, format_, laid) if one.history else None for one in held]
-    return OverTimeView(tuple(RunOverTime(one.run, view, one.lacking) for one, view in zip(held, views, strict=True)))
+    most = max((view.most for view in views if view is not None), default=1.0)
+    alike = [None if view is None else shaded(view, most) for view in views]
+    return OverTimeView(tuple(RunOverTime(one.run, view, one.lacking) for one, view in zip(held, alike, strict=True)))
 
 
 def row_at(steps: Ints, step: int | None) -> int | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -103,6 +103,12 @@ def histogram_view(
         quantiles=buckets.quantiles(bits, zeros, np.array(SHARES)).ravel(),
         limits=limits_of(bits, format_) if axis is AxisKind.LOG else None,
     )
+
+
+def shaded(view: HistogramView, most: float) -> HistogramView:
+    """The same with the shades of a larger number of elements per bin, which others may have."""
+    means = view.counts.reshape(len(view.summaries), -1) / view.summaries[:, None]
+    return replace(view, shades=_shades(means, np.float32(most)).ravel(), most=most)
 
 
 def _shades(counts: Cells | Floats, most: np.float32 | Floats) -> Bytes:

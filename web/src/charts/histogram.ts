@@ -82,6 +82,7 @@ function scaleLine(
   colours: Palette,
 ): void {
   const y = Math.round(height * (1 - HEADROOM)) + 0.5;
+  const among = view.runs.length > 1 ? " of one of the runs" : "";
   context.strokeStyle = colours.muted;
   context.setLineDash([2, 3]);
   context.beginPath();
@@ -92,7 +93,7 @@ function scaleLine(
   context.fillStyle = colours.text;
   context.textAlign = "left";
   context.textBaseline = "top";
-  context.fillText(`${share(mostOf(view), 1)} in one bin`, 4, y + 3);
+  context.fillText(`${share(mostOf(view), 1)} in one bin${among}`, 4, y + 3);
   const zeros = view.axis === "log" ? (run.numbers[3] ?? 0) : 0;
   if (zeros > 0)
     context.fillText(`${share(zeros, run.numbers[0] ?? 0)} are 0, which has no exponent`, 4, y + 17);

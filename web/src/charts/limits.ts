@@ -64,19 +64,27 @@ export function drawLimits(
   const named = field.upright ? field.width >= ROOM : field.height >= ROOM / 2;
   for (const { text, index, place } of named ? shown : []) {
     const wide = context.measureText(text).width;
-    const [x, y] = besideLine(field, place, index, wide);
-    context.fillStyle = colours.ground;
-    context.globalAlpha = 0.85;
-    context.fillRect(x - 2, y - 10, wide + 4, 13);
-    context.globalAlpha = 1;
+    const others = shown.flatMap((other) => (other.index === index ? [] : [other.place]));
+    const [x, y] = besideLine(field, place, index, wide, others);
+    // A rim around the letters: a ground would look like a gap in what it lies on.
+    context.strokeStyle = colours.ground;
+    context.lineWidth = 3;
+    context.lineJoin = "round";
+    context.strokeText(text, x, y);
     context.fillStyle = colours.text;
     context.fillText(text, x, y);
   }
   context.restore();
 }
 
-/** Where the name of a line begins: that of the smallest number on the far side, as the smallest normal one may be close. */
-function besideLine(field: Field, place: number, index: number, wide: number): [x: number, y: number] {
+/** Where the name of a line begins: on the side where no other line is close, as the two smallest numbers may be. */
+function besideLine(
+  field: Field,
+  place: number,
+  index: number,
+  wide: number,
+  others: readonly number[],
+): [x: number, y: number] {
   const far = index === 2;
   if (!field.upright) {
     const [above, below] = [place - 4, place + 12];
@@ -84,9 +92,13 @@ function besideLine(field: Field, place: number, index: number, wide: number): [
     return [field.left + 6, (far && below < bottom) || above < field.top + 10 ? below : above];
   }
   const [before, after] = [place - 5 - wide, place + 5];
-  const fits = after + wide <= field.left + field.width;
+  const isFree = (from: number) =>
+    from >= field.left &&
+    from + wide <= field.left + field.width &&
+    !others.some((other) => other > from - 4 && other < from + wide + 4);
   const y = field.top + 0.08 * field.height + 30 + 14 * index;
-  return [(far && before >= field.left) || !fits ? before : after, y];
+  const x = (far ? [before, after] : [after, before]).find(isFree);
+  return [x ?? Math.max(Math.min(after, field.left + field.width - wide), field.left), y];
 }
 
 function stroke(

@@ -1,0 +1,52 @@
+/** Where the cross-hair can stand: recorded steps, those of a view with its own, and those of traces. */
+
+import { nearest } from "./charts/scale";
+import type { Scope } from "./scope.svelte";
+
+/** The step to stand at that is nearest to a place on the axis. */
+export function snapped(scope: Scope, step: number): number | null {
+  const { kpi, span, width } = scope;
+  if (scope.steps !== null) return scope.steps[nearest(scope.steps, step)] ?? null;
+  const steps = recordedIn(scope);
+  const dense =
+    kpi !== null && (steps === undefined || kpi.last_steps.length > 2 * steps.length)
+      ? kpi.last_steps
+      : steps;
+  if (dense === undefined) return null;
+  const traced = tracedIn(scope);
+  const near = traced[nearest(traced, step)];
+  // Columns are no wider than a pixel: the pointer could not hit a step between the ends of two.
+  if (near !== undefined && Math.abs(near - step) * width <= span.max - span.min) return near;
+  const all = together(dense, traced);
+  return all[nearest(all, step)] ?? null;
+}
+
+/** Pin the cross-hair to the neighbouring step. */
+export function walk(scope: Scope, by: number): void {
+  const recorded = scope.steps ?? recordedIn(scope);
+  const steps = recorded && together(recorded, tracedIn(scope));
+  if (steps === undefined || steps.length === 0) return;
+  // Without a cross-hair the first key sets it to the last step, which a view with steps of its own shows already.
+  const unset = steps.length - 1 - (scope.steps === null ? by : 0);
+  const from = scope.step === null ? unset : nearest(steps, scope.step);
+  const to = Math.min(Math.max(from + by, 0), steps.length - 1);
+  scope.hover = null;
+  scope.select({ step: steps[to] ?? null });
+}
+
+function recordedIn({ heatSteps, histogram, kpi }: Scope): Float64Array | undefined {
+  return heatSteps ?? histogram.value?.last_steps ?? kpi?.last_steps;
+}
+
+/** Where traces are looked at, their steps in sight: of a column of several steps only the last one is known. */
+function tracedIn({ selection, listed, span }: Scope): Float64Array {
+  const shown = selection.view === "traces" ? listed : [];
+  const steps = shown.flatMap(({ step }) =>
+    step !== null && step >= span.min && step <= span.max ? [step] : [],
+  );
+  return Float64Array.from(steps).sort();
+}
+
+function together(steps: Float64Array, traced: Float64Array): Float64Array {
+  return traced.length === 0 ? steps : Float64Array.from(new Set([...steps, ...traced])).sort();
+}
