@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 
-GIVES_WAY = 10  # priority of a process, of 19 at most
+GIVES_WAY = 19  # priority of a process: the lowest
 
 
 def run_aside(command: list[str]) -> subprocess.CompletedProcess[str]:
