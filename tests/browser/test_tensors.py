@@ -320,6 +320,7 @@ def test_the_timeline_is_in_sight_and_its_scrubber_chooses_the_step(visit: Visit
     slider, step = page.get_by_role("slider", name="Step of the cross-hair"), page.get_by_test_id("step")
     expect(step).to_have_value("50")
     expect(slider).to_have_value("50")
+    expect(kpis.get_by_test_id("crosshair-step")).to_have_text("step 50")
     slider.fill("28")
     expect(step).to_have_value("30")
     slider.press("ArrowLeft")

@@ -40,3 +40,24 @@ def test_runs_without_the_tensor_still_have_an_axis() -> None:
     for axis in AxisKind:
         over_time = over_time_view([Held("a", None, "gone"), Held("b", None, "gone")], axis, Screen())
         assert [(run.view, run.lacking) for run in over_time.runs] == [(None, "gone"), (None, "gone")]
+
+
+@pytest.mark.parametrize("axis", list(AxisKind))
+def test_a_colour_means_the_same_in_the_pictures_of_all_runs(axis: AxisKind) -> None:
+    rng = np.random.default_rng(0)
+    large, small = (history_of({step: rng.normal(0, 1, size) for step in range(3)}) for size in (50_000, 400))
+    view = over_time_view([Held("large", large), Held("small", small), Held("none", None, "gone")], axis, Screen())
+    first, second = (run.view for run in view.runs[:2])
+    assert first is not None
+    assert second is not None
+    assert first.most == second.most
+    assert (first.edges == second.edges).all()
+    assert first.shades.max() == 255
+    shade_of = dict(zip(first.counts.tolist(), first.shades.tolist(), strict=True))
+    shared = {
+        count: shade
+        for count, shade in zip(second.counts.tolist(), second.shades.tolist(), strict=True)
+        if count in shade_of
+    }
+    assert all(shade_of[count] == shade for count, shade in shared.items())
+    assert 0 < second.shades.max() < 200
