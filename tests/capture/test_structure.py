@@ -89,6 +89,34 @@ def test_edges_follow_the_data_with_and_without_autograd(grad: bool, tmp_path: P
     }
 
 
+class Casting(nn.Module):
+    """A norm of its own that casts what already has the type, as those of language models do."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        whole = x.to(torch.float32).contiguous()
+        return whole * torch.rsqrt(whole.square().mean(-1, keepdim=True))
+
+
+class Residual(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.linear = Casting(), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = x + self.linear(self.norm(x))
+        return result
+
+
+def test_a_skip_comes_from_its_maker_though_a_branch_casts_it_to_its_own_type(tmp_path: Path) -> None:
+    graph = graph_of(tmp_path / "run", nn.Sequential(nn.Linear(4, 4), Residual()), (torch.randn(3, 4),))
+    assert arrows(graph, "1") == {
+        "1:input.0 > 1.norm:input.0",
+        "1.norm:output.0 > 1.linear:input.0",
+        "1.linear:output.0 > 1:output.0",
+        "1:input.0 > 1:output.0",
+    }
+
+
 def test_a_call_has_its_ports_with_their_shapes_and_the_call_around_it(tmp_path: Path) -> None:
     graph = graph_of(tmp_path / "run", Network(), (torch.randn(3, 4), torch.ones(3, 1)))
     calls = {call.site: call for call in graph.calls}

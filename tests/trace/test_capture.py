@@ -45,6 +45,28 @@ def test_a_write_through_a_view_is_an_edge_to_all_who_share_the_memory() -> None
     ]
 
 
+def test_what_a_module_took_and_gave_back_unchanged_is_its_makers_again() -> None:
+    class Casting(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x.to(x.dtype).square()
+
+    case = Case(Calls(lambda m, x: (y := x * 2) + m.inner(y), inner=Casting()), (numbers(3, 4),))
+    assert edges(trace(case).record) == [
+        ("input", []),
+        ("mul", [0]),
+        ("to", [1]),
+        ("square", [2]),
+        ("add", [1, 3]),
+        ("output", [4]),
+    ]
+
+
+def test_a_dropout_that_does_nothing_stays_on_the_way() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5), nn.Linear(4, 2)).eval()
+    found = edges(trace(Case(model, (numbers(3, 4),))).record)
+    assert found == [("input", []), ("linear", [0]), ("dropout", [1]), ("linear", [2]), ("output", [3])]
+
+
 def test_a_write_elsewhere_in_the_memory_is_no_edge() -> None:
     def forward(x: Tensor) -> Any:
         first, second = x.clone().split(2)

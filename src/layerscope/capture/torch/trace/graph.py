@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -33,6 +34,7 @@ class Graph:
         self.module = outside  # the module call in progress
         self._keep = keep
         self._wants_gradients = gradients
+        self._borrowed: list[tuple[int, weakref.ref[Tensor], int, int]] = []  # call, tensor, borrower, maker
 
     def resolve(self, found: Found) -> tuple[Pairs, Pairs]:
         """Which nodes, parameters and buffers the tensors of a call are."""
@@ -101,6 +103,18 @@ class Graph:
             if self._wants_gradients and grad_mode and tensor.requires_grad:
                 self._await_gradient(node, tensor)
         return lead
+
+    def borrow(self, tensor: Tensor, borrower: int, maker: int) -> None:
+        """Note that a call gave back its argument as it was, such as a cast to the type it had."""
+        self._borrowed.append((self.module.index, weakref.ref(tensor), borrower, maker))
+
+    def give_back(self, outputs: list[Tensor]) -> None:
+        """At the end of a module, what was borrowed inside is its maker's again, unless the module gives it on."""
+        while self._borrowed and self._borrowed[-1][0] >= self.module.index:
+            _, ref, borrower, maker = self._borrowed.pop()
+            tensor = ref()
+            if tensor is not None and not any(tensor is output for output in outputs):
+                self.memory.give_back(tensor, borrower, maker)
 
     def add_input(self, tensor: Tensor) -> int:
         """A node for a tensor that goes into the pass."""

@@ -88,6 +88,11 @@ class Memory:
         ref = self._refs.get(identity)
         return node if ref is not None and ref() is tensor else None
 
+    def give_back(self, tensor: Tensor, borrower: int, maker: int) -> None:
+        """Let the tensor be its maker's node again, if it is still that of the borrower."""
+        if self._nodes.get(id(tensor)) == borrower:
+            self._nodes[id(tensor)] = maker
+
     def neighbour_of(self, tensor: Tensor) -> int | None:
         """The last node whose memory the tensor shares."""
         memory = storage_of(tensor)

@@ -173,7 +173,8 @@ class OpRecorder(TorchFunctionMode):
     ) -> None:
         about, function, taken, frame = call
         loud, quiet = written
-        results = [result] if type(result) is Tensor and not loud else results_of(result, loud)
+        is_one = type(result) is Tensor and not loud
+        results = [result] if is_one else results_of(result, loud)
         if loud:  # a lazy module's parameter gets its memory: it has no shape to tell of yet
             results = [tensor for tensor in results if not is_lazy(tensor)]
         if results:
@@ -183,7 +184,10 @@ class OpRecorder(TorchFunctionMode):
             module = graph.module
             frames = frames_between(frame, module.entry)
             row = (graph.nodes.maker(about, function), *taken, module.index, frames)
+            maker = graph.memory.node_of(result) if is_one else None  # known if it is an argument, as it was
             lead = graph.add(row, circumstances, results)
+            if maker is not None:
+                graph.borrow(result, lead, maker)
             if written is not _NOTHING:
                 graph.after_write(lead, loud, quiet)
 

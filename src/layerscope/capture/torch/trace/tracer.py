@@ -169,6 +169,7 @@ class Tracer:
         with unwatched():
             if call.first_node == len(self.graph.nodes) and call.inputs:
                 self._add_unseen(module, result, frame)
+            self.graph.give_back(gather(result, []))
             call.outputs = self._nodes_of(result)
         call.entry = None
         self.graph.module = call.parent or self.calls[0]
