@@ -15,8 +15,9 @@ from starlette.testclient import TestClient
 from layerscope.server import catalogue, wire
 from layerscope.server.routes import MOST_EVENTS
 from layerscope.stats import derive
+from layerscope.store.compact import compact
 from tests.query.test_discover import closed_to_us
-from tests.server.runs import Writing, tensor_at, write_run
+from tests.server.runs import Writing, summaries, tensor_at, write_run
 
 
 def asked(client: TestClient, path: str) -> Any:
@@ -190,6 +191,25 @@ def test_a_run_made_again_under_the_same_name_shows_the_new_numbers(client: Test
         shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
     shutil.copytree(project.parent / "another", project / "first", dirs_exist_ok=True)
     assert asked(client, "/api/run/first/timeline")["last_step"] == 1
+
+
+def test_a_compacted_run_made_again_in_the_same_place_shows_nothing_of_the_one_before(
+    client: TestClient, project: Path
+) -> None:
+    def drawn() -> float:
+        view = asked(client, "/api/run/again/scalar?series=0&stat=max&width=100")
+        return float(view["last"][-1])
+
+    seen = []
+    for number in (1.0, 2.0):
+        shutil.rmtree(project / "again", ignore_errors=True)
+        writing = Writing(project / "again")
+        for step in range(3):
+            writing.sink.put(summaries(step, [writing.series], [np.full(8, number)]))
+        writing.sink.close()
+        compact(project / "again")
+        seen.append(drawn())
+    assert seen == [1.0, 2.0]
 
 
 def test_a_damaged_run_says_what_is_wrong_and_the_others_keep_working(client: TestClient, project: Path) -> None:

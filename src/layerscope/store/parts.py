@@ -118,6 +118,8 @@ class Part:
             raise damaged(path, "it is a link", self._lost)
         try:
             with path.open("rb") as file:  # the mapping outlives the file's handle
+                about = os.fstat(file.fileno())
+                self._key = (path, about.st_ino, about.st_mtime_ns)  # a run may be made again in the same place
                 self._mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
             self._content = pa.py_buffer(self._mapped)
             self._metadata = self._opened(None).metadata
@@ -260,7 +262,7 @@ class Part:
     def at_hand(self, columns: list[str], wanted: Wanted) -> bool:
         """Whether all wanted rows were read lately: no thread is worth waking for them."""
         names = self._needed(columns, wanted)
-        return self._lately.holds((self.path, group, *names) for group in self.groups(wanted))
+        return self._lately.holds((*self._key, group, *names) for group in self.groups(wanted))
 
     def _needed(self, columns: list[str], wanted: Wanted) -> list[str]:
         keys = () if wanted.everything else ("series", "step")
@@ -279,7 +281,7 @@ class Part:
             return pa.table(arrays, names=names)
 
         one_series = wanted.series is not None and len(wanted.series) == 1
-        return self._lately.get((self.path, group, *names), read) if one_series else read()
+        return self._lately.get((*self._key, group, *names), read) if one_series else read()
 
     def _complete(self, table: pa.Table, columns: list[str]) -> pa.Table:
         if table.column_names == columns:
