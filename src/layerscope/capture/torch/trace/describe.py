@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from layerscope.capture.torch.trace.arguments import HOLE, POSITIONS, holes
 from layerscope.capture.torch.trace.flops import flops
+from layerscope.capture.torch.trace.functions import writes_first
 from layerscope.capture.torch.trace.modulecalls import Frames, ModuleCall
 from layerscope.capture.torch.trace.nodes import Nodes, Row, pairs
 from layerscope.capture.torch.trace.tracer import Tracer
@@ -136,7 +137,7 @@ class Operations(Sequence[Operation]):
             grad_fn,
             elapsed_s,
             0 if position else flops(about.name, shape, self._shapes(row)),  # counted with the first result
-            about.in_place,
+            writes_first(about, row[1], dict(pairs(row[2]))),
             about.is_random,
             grad_mode,
             autocast,

@@ -134,16 +134,20 @@ def draws(known: Facts, args: Sequence[Any], kwargs: Arguments) -> bool:
     return True
 
 
+def writes_first(known: Facts, args: Sequence[Any], kwargs: Arguments) -> bool:
+    """Whether a call works in place, by its name or because it was told to."""
+    asked = known.inplace_at is not None and _argument(known.inplace_at, "inplace", args, kwargs) is True
+    return known.in_place or asked
+
+
 def writes(known: Facts, args: Sequence[Any], kwargs: Arguments) -> tuple[list[Tensor], list[Tensor]]:
     """Tensors that the call will write: those it is asked to, and those it changes beside its work."""
     written: list[object] = []
     quiet: list[object] = []
-    if known.in_place:
+    if writes_first(known, args, kwargs):
         written.append(_first(args, kwargs))
     if "out" in kwargs:
         written.append(kwargs["out"])
-    if known.inplace_at is not None and _argument(known.inplace_at, "inplace", args, kwargs) is True:
-        written.append(_first(args, kwargs))
     if known.quiet is not None:
         quiet.extend(known.quiet({**dict(zip(known.parameters, args, strict=False)), **kwargs}))
     written.extend(_argument(at, at, args, kwargs) for at in known.mutates)
