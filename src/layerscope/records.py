@@ -295,9 +295,3 @@ def name_in(site: str, known: Container[str]) -> str:
 def gradient_port(role: str, loss: str) -> str:
     """Port of the gradient of a named tensor; losses that were given a name have gradients of their own."""
     return f"{role or ONLY_ROLE}@{loss}" if loss else role or ONLY_ROLE
-
-
-def split_port(port: str) -> tuple[str, str]:
-    """Role and loss of the port of a named tensor."""
-    role, _, loss = port.partition("@")
-    return ("" if role == ONLY_ROLE else role), loss
