@@ -64,6 +64,8 @@ def test_the_way_to_the_graph_opens_what_hides_the_layer_and_colours_by_what_was
         expect(page).to_have_url(re.compile("stat=ratio"))  # the number that it rests on
         panel = page.get_by_test_id("site-panel")
         expect(panel.get_by_role("img", name="Histogram of update")).to_be_visible()
+        # The layer, and not the model: that its loss grows is about the training as a whole.
+        expect(page.get_by_test_id("alarm")).to_have_count(1)
 
 
 def test_a_sound_run_says_so_and_what_was_not_checked(visit: Visit, address: str) -> None:

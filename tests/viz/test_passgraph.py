@@ -108,7 +108,7 @@ def test_an_operation_that_stands_for_its_module_names_it() -> None:
     graph = PassGraph(nested(ls.trace(model, torch.randn(3, 4)).record)).view()
     leaves = graph.inside.operations
     found = dict(zip(leaves.names, leaves.details, strict=True))
-    assert (found["linear_1_1"], found["relu_1_2"], found["linear_2_3"]) == ("@ 0 3×4", "@ 0 3×4", "@ 1 3×2")
+    assert (found["linear_1_1"], found["relu_1_2"], found["linear_2_3"]) == ("@ 0 · 3×4", "@ 0 · 3×4", "@ 1 · 3×2")
 
 
 def test_times_of_a_module_are_those_of_its_operations_added_up() -> None:

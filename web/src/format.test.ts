@@ -34,7 +34,7 @@ test("something is never shown as nothing", () => {
 test("ticks are written as all numbers are", () => {
   expect(ticks([2 ** -11], true)).toEqual(["2⁻¹¹"]);
   expect(ticks([-0.0001, 0, 1])).toEqual(["−1e−4", "0", "1"]);
-  expect(ticks([1e-4, 0.01, 1, 100, 1e4])).toEqual(["1e−4", "0.01", "1", "100", "1e4"]);
+  expect(ticks([1e-4, 0.01, 1, 100, 1e4])).toEqual(["1e−4", "1e−2", "1", "100", "1e4"]);
   expect(ticks([1e8, 4e8])).toEqual(["1e8", "4e8"]);
   expect(ticks([1e5, 2e5, 0.5])).toEqual(["1e5", "2e5", "0.5"]);
   expect(count(-1234567)).toBe("−1,234,567");
@@ -42,7 +42,7 @@ test("ticks are written as all numbers are", () => {
 
 test("a quantity has the unit that suits it", () => {
   expect([3.2e-5, 0.00419, 2].map((x) => quantity(x, "s"))).toEqual(["32 µs", "4.19 ms", "2 s"]);
-  expect([0, 512, 1536, 4.2e6].map((x) => quantity(x, "B"))).toEqual(["0 B", "512 B", "1.5 KB", "4.01 MB"]);
+  expect([0, 512, 1500, 4.2e6].map((x) => quantity(x, "B"))).toEqual(["0 B", "512 B", "1.5 KB", "4.2 MB"]);
   expect([12, 4.2e6].map((x) => quantity(x, "FLOPs"))).toEqual(["12 FLOPs", "4.2 MFLOPs"]);
 });
 

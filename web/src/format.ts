@@ -63,9 +63,9 @@ const PREFIXES: Readonly<Record<string, readonly (readonly [number, string])[]>>
   ],
   B: [
     [1, ""],
-    [2 ** 10, "K"],
-    [2 ** 20, "M"],
-    [2 ** 30, "G"],
+    [1e3, "K"],
+    [1e6, "M"],
+    [1e9, "G"],
   ],
   "": [
     [1, ""],
@@ -103,7 +103,7 @@ export function ticks(values: readonly number[], powersOfTwo = false): string[] 
   if (powersOfTwo) return values.map((x) => `2${raised(Math.round(Math.log2(x)))}`);
   // One of them with a power of ten: then its neighbours, too.
   const powers = values.some((x) => x !== 0 && (Math.abs(x) < PLAIN[0] || Math.abs(x) >= PLAIN[1]));
-  return values.map((x) => value(x, 4, powers ? [1e-2, 1e3] : PLAIN));
+  return values.map((x) => value(x, 4, powers ? [0.1, 1e3] : PLAIN));
 }
 
 const KINDS: Record<string, [short: string, long: string]> = {

@@ -17,7 +17,7 @@ FARTHEST = 4e307  # far enough from what float64 holds that lengths on an axis a
 NEAREST = 1e-300  # far enough from zero that a hundredth of it still is one
 MOST_DECADES = 8
 SMALLEST_OCTAVE = -1018  # below it float64 cannot tell the parts of an octave apart
-TICKS = 7
+TICKS, TICKS_ACROSS = 7, 10  # on a vertical axis, and on one with room for more
 PARTS = (8, 4, 2)  # of an octave
 SPARSE = np.array([0.001, 0.05])  # of the smallest magnitudes: the exponent axis leaves out the first share,
 TAIL = 0.5, 8  # and gives the second at most this share of the octaves of all others, or so many octaves
@@ -120,6 +120,7 @@ def exponents(bits: buckets.BitRows, bins: int, cuts: tuple[int, ...]) -> Axis:
     last = int(bits.exponent.max()) + 1
     fewest, few = np.floor(np.log2(buckets.pooled_quantiles(bits, 0.0, SPARSE)))  # without far outliers
     first = max(int(max(fewest, few - max(TAIL[0] * (last - few), TAIL[1]))), SMALLEST_OCTAVE)
+    first = int(bits.exponent[bits.exponent >= first].min(initial=last - 1))  # no room for what is not there
     octaves = max(last - first, 1)
     parts = next((parts for parts in cuts if parts * octaves <= bins), 1)
     joined = -(-octaves // bins)  # octaves per bin where there are more of them than bins
@@ -128,7 +129,7 @@ def exponents(bits: buckets.BitRows, bins: int, cuts: tuple[int, ...]) -> Axis:
     with np.errstate(over="ignore"):  # the topmost octave ends at 2**1024, which is Inf
         edges = np.append((np.ldexp(1.0, starts[:-1])[:, None] * inside).ravel(), np.ldexp(1.0, starts[-1]))
     edges = np.minimum(edges, np.finfo(np.float64).max)
-    spacing = next(spacing for spacing in APART if spacing * TICKS >= octaves)
+    spacing = next(spacing for spacing in APART if spacing * (TICKS if len(cuts) > 1 else TICKS_ACROSS) >= octaves)
     return Axis(edges, np.ldexp(1.0, np.arange(-(-first // spacing) * spacing, last + 1, spacing).clip(max=1023)))
 
 

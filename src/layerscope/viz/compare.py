@@ -56,7 +56,7 @@ class StepHistogram:
     lacking: str
     counts: Floats  # elements in each bin
     numbers: Floats  # elements, below the first edge, above the last, zeros, NaN, infinite
-    extremes: Floats  # smallest, largest, mean, standard deviation
+    extremes: Floats  # smallest, largest (on the exponent axis of the magnitudes), mean, standard deviation
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +108,8 @@ def histograms_view(
     counted = np.zeros(len(held)) if axis is AxisKind.LOG else zeros
     laid = value_axis(axis, together, float(counted.sum()), bins, octaves=True)
     counts = binned(together, laid.edges, counted)
-    runs = tuple(_histogram(one, row, counts[at]) for at, (one, row) in enumerate(zip(held, rows, strict=True)))
+    ends = ("abs_min", "abs_max") if axis is AxisKind.LOG else ("min", "max")
+    runs = tuple(_histogram(one, row, counts[at], ends) for at, (one, row) in enumerate(zip(held, rows, strict=True)))
     limits = limits_of(together, format_) if axis is AxisKind.LOG else None
     return HistogramsView(axis, laid.edges, laid.ticks, runs, limits)
 
@@ -152,10 +153,10 @@ def _number(one: Held, row: int | None, stat: str) -> float:
     return 0.0 if one.history is None or row is None else float(one.history.stat(stat)[row])
 
 
-def _histogram(one: Held, row: int | None, counts: Floats) -> StepHistogram:
+def _histogram(one: Held, row: int | None, counts: Floats, ends: tuple[str, str]) -> StepHistogram:
     of = [_number(one, row, stat) for stat in ("count", "zeros", "nan", "pos_inf", "neg_inf")]
     numbers = np.array([of[0], counts[0], counts[-1], of[1], of[2], of[3] + of[4]])
-    extremes = np.array([_number(one, row, stat) for stat in ("min", "max", "mean", "std")])
+    extremes = np.array([_number(one, row, stat) for stat in (*ends, "mean", "std")])
     if one.history is None or row is None:
         lacking = one.lacking or "nothing was recorded of it"
         return StepHistogram(one.run, None, lacking, counts[1:-1], numbers, np.full(4, np.nan))

@@ -47,7 +47,7 @@ class HistogramView:
     below: Floats  # elements under the first edge, per column
     above: Floats
     zeros: Floats
-    zero_shades: Bytes  # of the zeros, among all elements of the column
+    zero_shades: Bytes  # of the zeros, on the same scale
     nan: Floats
     pos_inf: Floats
     neg_inf: Floats
@@ -92,7 +92,7 @@ def histogram_view(
         below=counts[:, 0],
         above=counts[:, -1],
         zeros=of_columns.added("zeros"),
-        zero_shades=_shades(of_columns.added("zeros"), of_columns.added("count")),
+        zero_shades=_shades(of_columns.added("zeros") / summaries, np.float32(most)),
         nan=of_columns.added("nan"),
         pos_inf=of_columns.added("pos_inf"),
         neg_inf=of_columns.added("neg_inf"),
@@ -108,7 +108,8 @@ def histogram_view(
 def shaded(view: HistogramView, most: float) -> HistogramView:
     """The same with the shades of a larger number of elements per bin, which others may have."""
     means = view.counts.reshape(len(view.summaries), -1) / view.summaries[:, None]
-    return replace(view, shades=_shades(means, np.float32(most)).ravel(), most=most)
+    zeros = _shades(view.zeros / view.summaries, np.float32(most))
+    return replace(view, shades=_shades(means, np.float32(most)).ravel(), zero_shades=zeros, most=most)
 
 
 def _shades(counts: Cells | Floats, most: np.float32 | Floats) -> Bytes:

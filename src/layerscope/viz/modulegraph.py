@@ -25,8 +25,8 @@ SHORTEST_TITLE = 150
 SENT_WHOLE = 1500  # parts of a graph that is sent with the order of all its groups
 FEW = 3  # a group with no more children than this is open at first
 NO_CALLS = (
-    "Arrows are missing: the run was recorded without the calls of its modules, by an older version or without "
-    "tracing a forward. Boxes stand in the order in which the modules were made."
+    "Arrows are missing: no call of the watched module itself was seen. Of a container whose parts are called one by "
+    "one, watch each part as a run of its own. Boxes stand in the order in which the modules were made."
 )
 OF_PARAMETERS = {Kind.WEIGHT, Kind.WEIGHT_GRAD, Kind.UPDATE, Kind.OPTIMIZER, Kind.BUFFER}
 

@@ -50,7 +50,7 @@ def overview(record: PassRecord, naming: Naming) -> PassOverview:
         ("Parameters", f"{elements:,} elements ({held})" if elements else ""),
         ("FLOPs", f"{flops:,.0f}" if flops else ""),
         ("Time", f"{record.elapsed_s * 1e3:,.3g} ms, tracing included"),
-        ("Results", f"{size(computed)} in all, if none were let go"),
+        ("Results", f"{size(computed)} in all, if none were freed"),
         ("Seed", "" if record.seed is None else str(record.seed)),
     )
     return PassOverview(

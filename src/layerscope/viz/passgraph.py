@@ -151,7 +151,7 @@ class PassGraph:
         shape = self.shape(block)
         if block.children:
             return name, f"{self._wording.detail(block)} {shape}"
-        return name, " ".join(filter(None, (self._wording.path_below(block), shape)))
+        return name, " · ".join(filter(None, (self._wording.path_below(block), shape)))
 
     def shape(self, block: Block) -> str:
         """The shape of what a block gives, the first of several tensors."""

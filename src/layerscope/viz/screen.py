@@ -8,7 +8,7 @@ import numpy as np
 
 from layerscope.records import Floats, Ints
 
-JOINED_GAPS = 4.0  # columns further apart than this many usual gaps do not touch: nothing was recorded between them
+JOINED_GAPS = 2.0  # columns further apart than this many usual gaps do not touch: nothing was recorded between them
 
 
 @dataclass(frozen=True, slots=True)

@@ -74,6 +74,7 @@ export function drawHeatmap(
   context.clip();
   picture.cells();
   picture.strips();
+  picture.zeroLine();
   picture.lines();
   picture.limits();
   context.restore();
@@ -183,8 +184,31 @@ class Picture {
     });
   }
 
+  /** Below the quantiles, and only where something was recorded: it must not be taken for the median, nor go on for it. */
+  zeroLine(): void {
+    const { context, view, colours } = this;
+    const [least = 0, most = 0] = [view.edges[0], view.edges.at(-1)];
+    if (least >= 0 || most <= 0 || view.left.length === 0) return;
+    const y = Math.round(this.y(0)) + 0.5;
+    context.beginPath();
+    context.moveTo(this.x(view.left[0] ?? 0), y);
+    context.lineTo(this.x(view.right.at(-1) ?? 0), y);
+    for (const [colour, dash] of [
+      [colours.halo, []],
+      [colours.line, [6, 4]],
+    ] as const) {
+      context.strokeStyle = colour;
+      context.globalAlpha = 0.6;
+      context.setLineDash([...dash]);
+      context.lineWidth = 1;
+      context.stroke();
+    }
+    context.globalAlpha = 1;
+    context.setLineDash([]);
+  }
+
   lines(): void {
-    const { context, view, colours, box } = this;
+    const { view } = this;
     const shares = view.shares.length;
     view.shares.forEach((share, at) => {
       const middle = share === 0.5;
@@ -193,20 +217,6 @@ class Picture {
     });
     this.outermost(view.smallest);
     this.outermost(view.largest);
-    const edges = view.edges;
-    if ((edges[0] ?? 0) < 0 && (edges[this.bins] ?? 0) > 0) {
-      context.strokeStyle = colours.text;
-      context.globalAlpha = 0.5;
-      context.setLineDash([6, 4]);
-      context.lineWidth = 1;
-      context.beginPath();
-      const y = Math.round(this.y(0)) + 0.5;
-      context.moveTo(LEFT, y);
-      context.lineTo(LEFT + box.width, y);
-      context.stroke();
-      context.globalAlpha = 1;
-      context.setLineDash([]);
-    }
   }
 
   limits(): void {
@@ -268,7 +278,7 @@ class Picture {
         down = false;
         continue;
       }
-      const x = this.x(((view.left[column] ?? 0) + (view.right[column] ?? 0)) / 2);
+      const x = this.x(((view.first_steps[column] ?? 0) + (view.last_steps[column] ?? 0)) / 2);
       const y = this.y(at);
       if (down) path.lineTo(x, y);
       else path.moveTo(x, y);
@@ -308,7 +318,7 @@ class Picture {
     }
   }
 
-  /** Names of the lines at their right ends; the less important one of two that would overlap is left out. */
+  /** Names of the lines at their right ends; the less important one of two that would overlap is left out, quartiles both. */
   lineNames(): void {
     const { context, view, box, colours } = this;
     const last = view.left.length - 1;
@@ -324,16 +334,22 @@ class Picture {
     const [smallest, largest] = [view.smallest[last] ?? Number.NaN, view.largest[last] ?? Number.NaN];
     named.push({ text: largest > most ? "max ↑" : "max", value: largest, rank: 2 });
     named.push({ text: smallest < least ? "min ↓" : "min", value: smallest, rank: 2 });
-    named.sort((a, b) => a.rank - b.rank);
     const taken: number[] = [];
+    const yOf = (value: number) => Math.min(Math.max(this.y(value), box.top + 5), box.top + box.height - 5);
+    const isFree = (value: number) =>
+      !Number.isNaN(value) && taken.every((other) => Math.abs(other - yOf(value)) >= 12);
+    const x = Math.min(this.x(view.right[last] ?? 0), LEFT + box.width) + 7;
     context.textAlign = "left";
     context.textBaseline = "middle";
-    for (const { text, value, rank } of named) {
-      const y = Math.min(Math.max(this.y(value), box.top + 5), box.top + box.height - 5);
-      if (Number.isNaN(value) || taken.some((other) => Math.abs(other - y) < 12)) continue;
-      taken.push(y);
+    const ranked = [0, 1, 2].flatMap((rank) => named.filter((line) => line.rank === rank));
+    for (const { text, value, rank } of ranked) {
+      if (!isFree(value)) continue;
+      taken.push(yOf(value));
       context.fillStyle = rank === 0 ? colours.text : colours.muted;
-      context.fillText(text, LEFT + box.width + 7, y);
+      context.fillText(text, x, yOf(value));
     }
+    const quartiles = named.filter(({ rank }) => rank === 3);
+    if (quartiles.every(({ value }) => isFree(value)))
+      for (const { text, value } of quartiles) context.fillText(text, x, yOf(value));
   }
 }

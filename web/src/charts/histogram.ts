@@ -16,7 +16,7 @@ function mostOf(view: HistogramsView): number {
   const shares = view.runs.map(
     ({ counts, numbers }) => counts.reduce((a, b) => Math.max(a, b), 0) / (numbers[0] || 1),
   );
-  return Math.max(...shares) || 1;
+  return Math.max(...shares);
 }
 
 /** `kept`: with the numbers of the axis, which stand once below all histograms on the page. */
@@ -55,9 +55,9 @@ export function drawHistogram(
   context.globalAlpha = 0.8;
   context.beginPath();
   context.moveTo(0, height);
-  const highest = mostOf(view) * (run.numbers[0] || 1);
+  const highest = (mostOf(view) || 1) * (run.numbers[0] || 1);
   run.counts.forEach((counted, at) => {
-    const y = height * (1 - (HEADROOM * counted) / highest);
+    const y = Math.min(height * (1 - (HEADROOM * counted) / highest), height - (counted > 0 ? 1 : 0));
     context.lineTo(at * bin, y);
     context.lineTo((at + 1) * bin, y);
   });
@@ -82,7 +82,7 @@ function scaleLine(
   colours: Palette,
 ): void {
   const y = Math.round(height * (1 - HEADROOM)) + 0.5;
-  const among = view.runs.length > 1 ? " of one of the runs" : "";
+  const among = view.runs.length > 1 ? "highest bin of all runs" : "highest bin";
   context.strokeStyle = colours.muted;
   context.setLineDash([2, 3]);
   context.beginPath();
@@ -90,23 +90,30 @@ function scaleLine(
   context.lineTo(width, y);
   context.stroke();
   context.setLineDash([]);
+  const zeros = view.axis === "log" ? (run.numbers[3] ?? 0) : 0;
+  const most = mostOf(view);
+  const texts = [most > 0 ? `${among}: ${share(most, 1)}` : "nothing on this axis"];
+  if (zeros > 0) texts.push(`${share(zeros, run.numbers[0] ?? 0)} are 0, which has no exponent`);
   context.fillStyle = colours.text;
+  context.strokeStyle = colours.ground;
+  context.lineWidth = 3;
+  context.lineJoin = "round";
   context.textAlign = "left";
   context.textBaseline = "top";
-  context.fillText(`${share(mostOf(view), 1)} in one bin${among}`, 4, y + 3);
-  const zeros = view.axis === "log" ? (run.numbers[3] ?? 0) : 0;
-  if (zeros > 0)
-    context.fillText(`${share(zeros, run.numbers[0] ?? 0)} are 0, which has no exponent`, 4, y + 17);
+  texts.forEach((text, at) => {
+    context.strokeText(text, 4, y + 3 + 14 * at);
+    context.fillText(text, 4, y + 3 + 14 * at);
+  });
 }
 
-/** One column of a histogram over time as a histogram of its own; means are not known of it, nor signs of magnitudes. */
+/** One column of a histogram over time as a histogram of its own; means are not known of it. */
 export function columnOf(view: HistogramView, at: number): HistogramsView {
   const bins = view.edges.length - 1;
   const only = (column: Float64Array) => column.subarray(at, at + 1);
   const number = (column: Float64Array) => column[at] ?? 0;
   const infinite = number(view.pos_inf) + number(view.neg_inf);
   const counted = [view.total, view.below, view.above, view.zeros, view.nan].map(number);
-  const ends = view.axis === "log" ? [Number.NaN, Number.NaN] : [view.smallest, view.largest].map(number);
+  const ends = [view.smallest, view.largest].map(number);
   const { limits } = view;
   return {
     axis: view.axis,

@@ -97,7 +97,9 @@ function besideLine(
     from + wide <= field.left + field.width &&
     !others.some((other) => other > from - 4 && other < from + wide + 4);
   const y = field.top + 0.08 * field.height + 30 + 14 * index;
-  const x = (far ? [before, after] : [after, before]).find(isFree);
+  // Each name has a height of its own: left of all lines there is room for every one.
+  const outside = Math.min(place, ...others) - 5 - wide;
+  const x = (far ? [before, after, outside] : [after, before, outside]).find(isFree);
   return [x ?? Math.max(Math.min(after, field.left + field.width - wide), field.left), y];
 }
 

@@ -129,7 +129,11 @@ export function lineOptions(
         values: (_chart, splits) => ticks(splits),
       },
     ],
-    series: [{}, ...curves().flatMap(seriesOf)],
+    // The first of several is wider: where curves coincide, both are seen.
+    series: [
+      {},
+      ...curves().flatMap((curve, at) => seriesOf(curve, at === 0 && curves().length > 1 ? 3 : 1.6)),
+    ],
     bands: curves().map(({ colour }, at) => ({
       series: [at * PER_CURVE + 2, at * PER_CURVE + 1],
       fill: `color-mix(in srgb, ${colour} 28%, transparent)`,
@@ -138,7 +142,7 @@ export function lineOptions(
   };
 }
 
-function seriesOf({ view, colour, dash = [] }: Curve): uPlot.Series[] {
+function seriesOf({ view, colour, dash = [] }: Curve, width: number): uPlot.Series[] {
   const hidden = { stroke: "transparent", points: { show: false } };
   const faint = view.smooth.length > 0;
   const stroke = faint ? `color-mix(in srgb, ${colour} 40%, transparent)` : colour;
@@ -148,7 +152,7 @@ function seriesOf({ view, colour, dash = [] }: Curve): uPlot.Series[] {
     {
       stroke,
       dash: [...dash],
-      width: faint ? 1 : 1.6,
+      width: faint ? 1 : width,
       points: faint ? { show: false } : { size: 4, fill: colour, stroke: colour },
     },
     { stroke: colour, dash: [...dash], width: 2, points: { show: false } },

@@ -28,6 +28,7 @@ test("a logarithmic axis is labelled at powers of ten, and between them when the
   expect(logTicks({ min: 3e-7, max: 2e-2 }, 10)).toEqual([1e-6, 1e-5, 1e-4, 1e-3, 1e-2]);
   expect(logTicks({ min: 1e-12, max: 1 }, 5)).toEqual([1e-12, 1e-9, 1e-6, 1e-3, 1]);
   expect(logTicks({ min: 0.15, max: 1.3 }, 5)).toEqual([0.2, 0.5, 1]);
+  expect(logTicks({ min: 0.38, max: 1.55 }, 4)).toEqual([0.5, 1, 1.5]);
   expect(logTicks({ min: 1.12, max: 1.29 }, 2)).toEqual([1.15, 1.2, 1.25]);
   expect(logTicks({ min: 1.15, max: 1.45 }, 5)).toEqual([1.2, 1.3, 1.4]);
   expect(logTicks({ min: 0.032, max: 0.0331 }, 5)).toEqual(

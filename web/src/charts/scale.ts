@@ -61,15 +61,15 @@ export function stepTicks(span: Span, width: number): number[] {
   const magnitude = 10 ** Math.floor(Math.log10(rough));
   const spacing = magnitude * ([1, 2, 5, 10].find((factor) => factor * magnitude >= rough * 0.999) ?? 10);
   const ticks: number[] = [];
-  for (let tick = Math.ceil(span.min / spacing) * spacing; tick <= span.max; tick += spacing)
-    ticks.push(tick + 0); // no −0
+  for (let tick = Math.max(Math.ceil(span.min / spacing), 0) * spacing; tick <= span.max; tick += spacing)
+    ticks.push(tick);
   return ticks;
 }
 
 /** Powers of ten to label on a logarithmic axis, and numbers between them where there are few powers. */
 export function logTicks(span: Span, most: number): number[] {
   const ticks = decades(span, most);
-  if (ticks.length > 1) return ticks;
+  if (ticks.length > 2 || span.max > 10 * span.min) return ticks;
   const digits = Math.floor(Math.log10((span.max - span.min) / 3));
   const spacing = Number(`1e${digits}`);
   const [first, last] = [Math.ceil(span.min / spacing), Math.floor(span.max / spacing)];

@@ -87,7 +87,8 @@ export class ModuleGraph {
   readonly #alarms = $derived.by(() => {
     const found = new Map<number, string[]>();
     for (const { site, severity, title } of this.findings.value?.findings ?? []) {
-      const part = severity === "note" ? null : this.partOf(site);
+      // One without a site is about the training as a whole.
+      const part = severity === "note" || site === "" ? null : this.partOf(site);
       if (part !== null) found.set(part, [...(found.get(part) ?? []), title]);
     }
     return found;

@@ -1,6 +1,7 @@
 import { describe, expect, it } from "vitest";
 import golden from "../../../tests/golden/nested.json?raw";
 import type { NestedGraph } from "../wire.gen";
+import { flowsAt, jointsOf } from "./joints";
 import { type Box, Scene } from "./scene";
 import { hitAt, nextTo } from "./walk";
 
@@ -55,6 +56,15 @@ describe("a scene", () => {
         if (target >= 0 && scene.box(target)?.open)
           expect(starts.has(spot(box.x + end[0], box.y + end[1])), scene.keys[target]).toBe(true);
       }
+  });
+
+  it("knows all pieces of the flows of a part, also outside of the open group around it", () => {
+    const scene = opened("(model)", "repeat:blocks.0", "blocks.1");
+    const flows = [...flowsAt(scene.drawn, at(scene, "blocks.1.norm"))];
+    expect(flows.some(({ target }) => target === at(scene, "blocks.1.norm"))).toBe(true);
+    expect(flows.some(({ source }) => source === at(scene, "blocks.0"))).toBe(true);
+    expect(flows.some(({ target }) => target === at(scene, "blocks.3"))).toBe(false);
+    expect(jointsOf(scene.drawn).unsourced.size).toBe(0);
   });
 
   it("puts inputs and outputs of what was entered around it", () => {

@@ -4,7 +4,7 @@ import { type Camera, centring, fitted, panned, zoomed } from "./camera";
 import type { Scene } from "./scene";
 
 /** Scales at first: the whole, if it can be read; else a part, all of its width if that can be read. */
-const [LEAST, WHOLE, PART] = [0.66, 0.7, 0.85];
+const [LEAST, WHOLE, PART] = [0.66, 0.66, 0.85];
 
 export class Viewpoint {
   width = $state(0);

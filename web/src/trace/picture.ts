@@ -38,7 +38,8 @@ export function layoutOf(view: ValueView, width: number): Layout {
   const cell = Math.min(size, shown === 1 ? 48 : 24);
   // A long, thin tensor gets cells that are taller than wide, so that there is something to see.
   const tall = Math.max(cell, Math.min(24, 60 / rows));
-  const [tileWidth, tileHeight] = [cell * columns, (cell < 6 ? tall : cell) * rows];
+  const isThin = columns > 4 * rows;
+  const [tileWidth, tileHeight] = [cell * columns, (isThin && cell < 6 ? tall : cell) * rows];
   const lines = Math.ceil(shown / across);
   return {
     width: across * tileWidth + (across - 1) * GAP,

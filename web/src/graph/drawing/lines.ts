@@ -1,5 +1,6 @@
 /** The flows between parts. */
 
+import { flowsAt, jointsOf } from "../joints";
 import type { Line } from "../lines";
 import type { Point } from "../place";
 import { meet, type Rect } from "../rect";
@@ -12,13 +13,20 @@ export function drawLines(pen: Pen, scene: Scene, view: Rect, selected: number |
   const { context, look } = pen;
   const chosen: (() => void)[] = [];
   const tips: (readonly [number, number])[] = [];
+  const { unsourced } = jointsOf(scene.drawn);
+  const starts: (readonly [number, number])[] = [];
+  const own = selected === null ? null : flowsAt(scene.drawn, selected);
   context.beginPath();
   for (const { box, lines } of scene.drawn) {
     if (!meet(box, view)) continue;
     for (const line of lines) {
-      const isChosen = selected !== null && (line.source === selected || line.target === selected);
+      const [x, y] = line.points[0] ?? [0, 0];
+      if (unsourced.has(line)) starts.push([box.x + x, box.y + y]);
+      const isChosen = own?.has(line) ?? false;
       if (isChosen || line.back) {
-        chosen.push(() => drawSpecial(pen, box, line, isChosen ? look.accent : look.muted));
+        chosen.push(() =>
+          drawSpecial(pen, box, line, isChosen ? look.accent : look.muted, ends(scene, line.target)),
+        );
         continue;
       }
       trace(context, box, line.points);
@@ -32,6 +40,7 @@ export function drawLines(pen: Pen, scene: Scene, view: Rect, selected: number |
   if (pen.scale >= READABLE) {
     context.beginPath();
     for (const [x, y] of tips) addTip(context, x, y);
+    for (const [x, y] of starts) addDot(context, x, y);
     context.fillStyle = look.line;
     context.fill();
   }
@@ -44,7 +53,7 @@ function ends(scene: Scene, part: number): boolean {
 }
 
 /** A line that stands out: of what is selected, or back to an earlier part. */
-function drawSpecial(pen: Pen, box: Rect, { points, back }: Line, colour: string): void {
+function drawSpecial(pen: Pen, box: Rect, { points, back }: Line, colour: string, tipped: boolean): void {
   const { context } = pen;
   context.beginPath();
   trace(context, box, points);
@@ -54,7 +63,7 @@ function drawSpecial(pen: Pen, box: Rect, { points, back }: Line, colour: string
   context.stroke();
   context.setLineDash([]);
   const end = points.at(-1);
-  if (end === undefined) return;
+  if (end === undefined || !tipped) return;
   context.beginPath();
   addTip(context, box.x + end[0], box.y + end[1]);
   context.fill();
@@ -65,6 +74,12 @@ function addTip(context: CanvasRenderingContext2D, x: number, y: number): void {
   context.lineTo(x, y);
   context.lineTo(x + 3.4, y - 7);
   context.closePath();
+}
+
+/** Where a line begins that no module is the source of: it has not lost its beginning. */
+function addDot(context: CanvasRenderingContext2D, x: number, y: number): void {
+  context.moveTo(x + 3, y);
+  context.arc(x, y, 3, 0, 2 * Math.PI);
 }
 
 /** Straight lines with round corners, and an S wherever a line moves sideways between layers. */

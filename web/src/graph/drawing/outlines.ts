@@ -23,8 +23,13 @@ export function drawOutlines(pen: Pen, scene: Scene, marks: Marks, boxes: readon
     const colour = marks.outlined.get(box.part);
     const radius = box.open ? 8 : scene.isPill(box.part) ? box.height / 2 : 5;
     if (colour !== undefined) drawRing(pen, grown(box, 2), radius, colour, thick * 1.4);
-    if (box.part === marks.selected) drawRing(pen, box, radius, look.accent, thick);
-    else if (box.part === marks.hovered) drawRing(pen, box, radius, look.text, thick / 2);
+    // On a rim: the box may have the colour of the ring.
+    if (box.part === marks.selected) {
+      drawRing(pen, grown(box, 1), radius, look.ground, thick + 2);
+      drawRing(pen, grown(box, 1.6), radius, look.accent, thick);
+    }
+    if (box.part === marks.hovered && box.part !== marks.selected)
+      drawRing(pen, box, radius, look.text, thick / 2);
     if (marks.alarmed.has(box.part)) drawAlarm(pen, box);
   }
 }
