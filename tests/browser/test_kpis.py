@@ -105,3 +105,22 @@ def test_kpis_that_a_run_lacks_are_left_out(visit: Visit, address: str) -> None:
     page = visit.page
     page.goto(f"{address}#run=run&kpi=loss&kpis=loss&kpis=gone&kpis=accuracy/top1")
     drawn(page, "loss", "accuracy/top1")
+
+
+def test_where_a_pixel_holds_several_steps_a_value_says_of_which_one_it_is(visit: Visit, tmp_path: Path) -> None:
+    writing = Writing(tmp_path / "long")
+    for step in range(4000):
+        writing.sink.put(Kpi(step, "number", float(step), float(step)))
+    writing.sink.close()
+    with PageServer(tmp_path, port=0) as server:
+        others = 0
+        for step in range(2000, 2006):
+            visit.page.goto("about:blank")
+            visit.page.goto(f"{server.address}#run=long&step={step}")
+            expect(chip(visit.page, "number")).to_contain_text("20")
+            value, _, told = chip(visit.page, "number").inner_text().removeprefix("number").partition("@")
+            assert int(value) == (int(told.replace(",", "")) if told else step)
+            first, last = re.findall(r"[\d,]+", visit.page.get_by_test_id("readout-number").inner_text())[:2]
+            assert int(first.replace(",", "")) <= step <= int(last.replace(",", ""))
+            others += bool(told)
+        assert others > 0

@@ -97,11 +97,13 @@ def test_a_notebook_begins_at_a_heat_map_and_a_double_click_leads_to_the_histogr
 ) -> None:
     write_layers(tmp_path / "run", nan_at=20)
     layerscope.open(tmp_path / "run").add_curves({"step": [0, 10, 29], "from_elsewhere": [3.0, 2.0, 1.0]})
-    with notebook(tmp_path, "run", '"heatmap", kind="output", stat="std", step=12') as address:
+    with notebook(tmp_path, "run", '"heatmap", kind="output", stat="std", step=12, every=3') as address:
         visit.page.goto(address)
         frame = visit.page.frame_locator("iframe[title=layerscope]")
         heat = frame.get_by_test_id("heatmap")
-        expect(heat).to_have_attribute("data-columns", "30", timeout=60_000)
+        expect(heat).to_have_attribute("data-columns", "10", timeout=60_000)  # as Python thins them out
+        frame.get_by_role("combobox", name="Stride of steps").select_option("1")
+        expect(heat).to_have_attribute("data-columns", "30")
         expect(frame.get_by_test_id("crosshair-step")).to_have_text("step 12")
         frame.get_by_role("button", name="from_elsewhere").click()
         plot, label = heat.bounding_box(), heat.get_by_title("h.1.attn", exact=True).bounding_box()

@@ -13,6 +13,8 @@ from torch import nn
 
 import layerscope as ls
 from layerscope.cli.main import main
+from layerscope.store.folder import create
+from layerscope.store.writer import FolderSink
 from tests.browser.test_traces import part, search
 from tests.browser.tracing import ODD, traced
 from tests.server.runs import write_run
@@ -91,4 +93,14 @@ def test_a_report_has_charts_heat_map_and_findings_of_the_run(alone: Page, tmp_p
         alone.get_by_role("tab", name=tab).click()
         expect(alone.get_by_role("region", name=shown_there)).to_be_visible()
         expect(alone.get_by_text("not in the file")).to_have_count(0)
-    expect(alone.get_by_role("tab", name="Tensors")).to_have_count(0)
+    for tab in ("Tensors", "Compare"):
+        expect(alone.get_by_role("tab", name=tab)).to_have_count(0)
+
+
+def test_a_report_of_a_run_without_steps_says_what_its_page_says(alone: Page, tmp_path: Path) -> None:
+    FolderSink(create(tmp_path / "none")).close()
+    target = tmp_path / "none.html"
+    assert main(["report", str(tmp_path / "none"), "-o", str(target)]) == 0
+    alone.goto(target.as_uri())
+    expect(alone.get_by_role("tab", name="Charts")).to_be_visible()
+    expect(alone.get_by_test_id("stage").get_by_text("ended before its first recorded step")).to_be_visible()

@@ -61,3 +61,19 @@ def test_the_first_row_in_sight_is_whole(visit: Visit, tmp_path: Path) -> None:
             assert not runs.evaluate(CUT)
             for _ in range(4):
                 runs.press("ArrowDown")
+
+
+def test_many_runs_are_filtered_by_name(visit: Visit, tmp_path: Path) -> None:
+    for at in range(12):
+        write_run(tmp_path / f"Run{at:02}", steps=1)
+    with PageServer(tmp_path, port=0) as server:
+        visit.page.goto(f"{server.address}#run=Run07")
+        rows = visit.page.get_by_test_id("runs").get_by_role("row")
+        expect(rows).to_have_count(12)
+        sought = visit.page.get_by_role("searchbox", name="Filter the runs by name")
+        sought.fill("run1")
+        expect(rows).to_have_count(2)
+        sought.press("Escape")
+        expect(rows).to_have_count(12)
+        sought.fill("nothing")
+        expect(visit.page.get_by_text("no run of that name")).to_be_visible()

@@ -16,7 +16,7 @@ import pytest
 from websockets.sync.client import connect
 
 from layerscope.errors import StateError, StoreError
-from layerscope.server.compacting import compact_in_another_process
+from layerscope.server.aside import compact_aside
 from layerscope.server.serve import PageServer
 from tests.server.runs import Writing, write_run
 
@@ -118,7 +118,7 @@ def test_ui_says_where_it_is_and_ends_quietly_when_interrupted(project: Path, sc
 
 def test_a_compaction_that_fails_says_why(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", steps=1)
-    compact_in_another_process(run)
+    compact_aside(run)
     (run / "live.json").write_text("{ no JSON")
     with pytest.raises(StoreError, match=r"live\.json is damaged"):
-        compact_in_another_process(run)
+        compact_aside(run)

@@ -187,3 +187,15 @@ def test_the_exponent_axis_begins_where_there_is_something() -> None:
     tensor = np.append(np.full(60, 2.0**-75), normal(0, 1000))  # more than the share that is left out
     view = histogram_view(history_of({0: tensor}), AxisKind.LOG, Screen(height=200))
     assert view.edges[0] == 2.0**-75
+
+
+@pytest.mark.parametrize("axis", AXES)
+@pytest.mark.parametrize("others", [[5.5, 6.0], [-2.0], [1e-30], [3.0, -3.0]])
+@pytest.mark.parametrize("zeros", [1, 10, 100_000])
+def test_zeros_are_on_the_axis_however_many_there_are(axis: AxisKind, others: list[float], zeros: int) -> None:
+    view = histogram_view(history_of({0: np.append(np.zeros(zeros), others)}), axis, Screen())
+    assert (np.diff(view.edges) > 0).all()
+    assert view.zeros.tolist() == [zeros]
+    if axis is not AxisKind.LOG:
+        assert view.edges[0] <= 0.0 <= view.edges[-1]
+        assert view.counts.sum() >= zeros * 0.999

@@ -17,8 +17,10 @@ export const START_AT = element?.dataset.start ?? "";
 /** What the file holds, in words. */
 export const HOLDS = element?.dataset.holds ?? "";
 
-/** The size of the screen and its smoothing are those of the file. */
-const SCREEN = new Set(["width", "height", "every", "first", "last", "smooth", "coarse"]);
+/** What is shown of an answer: a file has only the whole, whoever is asked can cut it. */
+const CUT = ["every", "first", "last", "smooth"] as const;
+/** The size of the screen is that of the file. */
+const SCREEN = new Set<string>(["width", "height", "coarse", ...CUT]);
 const ASKING_MS = 30_000;
 
 interface Head {
@@ -30,6 +32,7 @@ let answers: Promise<Map<string, ArrayBuffer>> | null = null;
 
 /** The message for a path; null if it is not in the file. */
 export async function inFile(path: string): Promise<ArrayBuffer | null> {
+  if (!isClosed && isCut(path)) return fromHost(path);
   answers ??= unpacked();
   const key = keyOf(path);
   const known = await answers;
@@ -37,6 +40,12 @@ export async function inFile(path: string): Promise<ArrayBuffer | null> {
   const found = known.get(key) ?? (isClosed ? known.get(key.replace(/\nstep=[^\n]*/, "")) : undefined);
   if (found !== undefined) return found;
   return isClosed ? null : fromHost(path);
+}
+
+/** Whether a part of an answer is asked for, or a smoothed one. */
+export function isCut(path: string): boolean {
+  const query = new URLSearchParams(path.split("?")[1] ?? "");
+  return CUT.some((name) => query.has(name));
 }
 
 /** What is asked for, without what only the screen decides. */

@@ -4,7 +4,7 @@ import { untrack } from "svelte";
 import { histogramOf, scalarOf, screenOf, smoothOf } from "./asking";
 import { LEFT, lastUntil, RIGHT, type Span } from "./charts/scale";
 import { Live } from "./live.svelte";
-import { START_AT } from "./offline";
+import { isClosed, START_AT } from "./offline";
 import { Resource } from "./resource.svelte";
 import { fragment, parsed, type Selection, seriesFor } from "./selection";
 import type {
@@ -133,6 +133,11 @@ export class Scope {
   );
 
   readonly #looksAtTraces = $derived(this.#shown === "traces");
+
+  /** Whether this is a file of a trace: nothing was recorded beside it. */
+  readonly isTraceAlone = $derived(
+    isClosed && this.sites.value?.series.length === 0 && this.sites.value.traces > 0,
+  );
 
   readonly seriesOfSite = $derived(
     this.sites.value?.series.filter((entry) => entry.site === this.selection.site) ?? [],

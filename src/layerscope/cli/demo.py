@@ -13,7 +13,7 @@ from rich.progress import Progress
 
 from layerscope.cli.output import console
 from layerscope.errors import MissingError
-from layerscope.server.compacting import compact_in_another_process
+from layerscope.server.aside import compact_aside
 from layerscope.server.serve import PageServer, announce, open_page
 
 VIEW = Path(__file__).parents[1] / "demos" / "recurrent_view.py"
@@ -47,7 +47,7 @@ def demo(options: argparse.Namespace) -> None:
                 chosen.project,
                 host=options.host,
                 port=options.port,
-                compactor=compact_in_another_process,
+                compactor=compact_aside,
                 view=chosen.view,
             )
             stack.enter_context(server)

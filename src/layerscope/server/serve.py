@@ -19,8 +19,8 @@ from rich.console import Console
 from layerscope.errors import StateError
 from layerscope.query.discover import must_be_folder
 from layerscope.server.app import create_app
+from layerscope.server.aside import compact_aside
 from layerscope.server.catalogue import Compactor
-from layerscope.server.compacting import compact_in_another_process
 
 PORT = 8765
 TRIES = 50
@@ -127,7 +127,7 @@ def serve(
 
     `view` is a Python file with a view of your own: its code is run.
     """
-    with PageServer(root, host=host, port=port, compactor=compact_in_another_process, view=view) as server:
+    with PageServer(root, host=host, port=port, compactor=compact_aside, view=view) as server:
         ready(server.address)
         if open_browser:
             open_page(server.address)

@@ -57,7 +57,10 @@ def value_axis(kind: AxisKind, bits: buckets.BitRows, zeros: float, bins: int, *
 
 def _robust(bits: buckets.BitRows, zeros: float) -> tuple[float, float]:
     low, high = buckets.pooled_quantiles(bits, zeros, ROBUST)
-    ends = np.array([bits.low.min(), low, high, bits.high.max()]).clip(-FARTHEST, FARTHEST)
+    least, most = bits.low.min(), bits.high.max()
+    if zeros > 0:  # no bucket holds them
+        least, most = min(least, 0.0), max(most, 0.0)
+    ends = np.array([least, low, high, most]).clip(-FARTHEST, FARTHEST)
     beyond = BEYOND * (ends[2] - ends[1])
     low, high = float(max(ends[1] - beyond, ends[0])), float(min(ends[2] + beyond, ends[3]))
     span = high - low

@@ -34,6 +34,6 @@ test("curves of other steps share an axis: a step that one lacks is no gap in it
 });
 
 test("one value, or none, still has an axis", () => {
-  expect(valueSpan([[0], [5], [5], [5]], false)).toEqual({ min: 4.5, max: 5.5 });
-  expect(valueSpan([[0], [null], [null], [null]], true)).toEqual({ min: 0.1, max: 1 });
+  expect(valueSpan([[0], [5], [5], [5]], false, { min: 0, max: 1 })).toEqual({ min: 4.5, max: 5.5 });
+  expect(valueSpan([[0], [null], [null], [null]], true, { min: 0, max: 1 })).toEqual({ min: 0.1, max: 1 });
 });

@@ -61,12 +61,14 @@ export function lineColumns(curves: readonly Curve[], log: boolean): uPlot.Align
   );
 }
 
-/** Lowest and highest number drawn, with some room. */
-export function valueSpan(data: uPlot.AlignedData, log: boolean): Span {
+/** Lowest and highest number drawn at the steps in sight, with some room. */
+export function valueSpan(data: uPlot.AlignedData, log: boolean, span: Span): Span {
   let [min, max] = [Number.POSITIVE_INFINITY, Number.NEGATIVE_INFINITY];
-  for (const column of data.slice(1)) {
-    for (const x of column) {
-      if (x === null || x === undefined) continue;
+  const [steps, ...columns] = data;
+  for (const column of columns) {
+    for (let at = 0; at < column.length; at++) {
+      const [x, step] = [column[at], steps[at] ?? 0];
+      if (x === null || x === undefined || step < span.min || step > span.max) continue;
       if (x < min) min = x;
       if (x > max) max = x;
     }

@@ -1,5 +1,5 @@
 import { expect, test } from "vitest";
-import { lastUntil, logTicks, nearest, placeOf, stepTicks } from "./scale";
+import { columnWith, lastUntil, logTicks, nearest, placeOf, stepTicks } from "./scale";
 
 test("a value stands between its edges, and at the end when it lies outside", () => {
   const edges = Float64Array.of(-10, 0, 1, 100);
@@ -12,6 +12,14 @@ test("the nearest column is found, also outside the steps", () => {
   const steps = Float64Array.of(0, 10, 20);
   expect([-5, 4, 6, 16, 99].map((step) => nearest(steps, step))).toEqual([0, 0, 1, 2, 2]);
   expect(nearest(new Float64Array(), 3)).toBe(-1);
+});
+
+test("a column of several steps is found by each of them", () => {
+  const view = { first_steps: Float64Array.of(0, 2, 10), last_steps: Float64Array.of(1, 4, 12) };
+  expect([0, 1, 2, 3, 4, 5, 8, 11, 99, null].map((step) => columnWith(view, step))).toEqual([
+    0, 0, 1, 1, 1, 1, 1, 2, 2, 2,
+  ]);
+  expect(columnWith({ first_steps: new Float64Array(), last_steps: new Float64Array() }, 3)).toBe(-1);
 });
 
 test("what was last until a step is found, and nothing before the first", () => {

@@ -55,6 +55,19 @@ export function lastUntil(firstSteps: Float64Array, step: number): number {
   return low - 1;
 }
 
+/** The columns of a view: the steps that each one holds. */
+interface Columns {
+  readonly first_steps: Float64Array;
+  readonly last_steps: Float64Array;
+}
+
+/** Index of the column that a step lies in, else of the nearest one; of the last one without a step; −1 if there is none. */
+export function columnWith({ first_steps, last_steps }: Columns, step: number | null): number {
+  if (step === null) return last_steps.length - 1;
+  const at = lastUntil(first_steps, step);
+  return at >= 0 && step <= (last_steps[at] ?? 0) ? at : nearest(last_steps, step);
+}
+
 /** Round steps to label, about one per 70 pixels. */
 export function stepTicks(span: Span, width: number): number[] {
   const rough = Math.max((span.max - span.min) / Math.max(width / 70, 1), 1);

@@ -35,8 +35,10 @@ export const TITLES: Record<ViewName, string> = {
   tensors: "Tensors",
 };
 
-/** The views that can be shown: a file holds no named tensors. */
-export const SHOWN: readonly ViewName[] = VIEWS.filter((view) => view !== "tensors" || !isClosed);
+/** The views that can be shown: a file holds one run, and no named tensors. */
+export const SHOWN: readonly ViewName[] = VIEWS.filter(
+  (view) => !isClosed || (view !== "tensors" && view !== "compare"),
+);
 
 export function viewNamed(name: ViewName): View {
   return COMPONENTS[name];
