@@ -8,7 +8,7 @@ from functools import cached_property
 
 import numpy as np
 
-from layerscope.operations import PassRecord, field_of_all
+from layerscope.operations import PassRecord, Role, field_of_all
 from layerscope.query.blocks import Block, BlockRole, Nesting
 from layerscope.query.callorder import NO_TENSOR, Ordered
 from layerscope.query.collapse import Drawable, Hops, readable
@@ -147,7 +147,7 @@ class PassGraph:
         """What stands on a block: its name and one line more."""
         name = self._wording.title(block) if block.index else self.nesting.record.model
         if block.role is BlockRole.SECTION or not block.index:
-            return name, f"{len(block.operations):,} operations"
+            return name, f"{len(block.operations):,} operations{'' if block.index else _around(self.nesting.record)}"
         shape = self.shape(block)
         if block.children:
             return name, f"{self._wording.detail(block)} {shape}"
@@ -201,3 +201,12 @@ def _module(record: PassRecord, block: Block) -> str:
 def _width(name: str, detail: str, block: Block) -> int:
     title = text_width(name, NAME_SIZE, bold=True) + (CHEVRON if block.children else 0)
     return round(min(max(title, text_width(detail, DETAIL_SIZE), NARROWEST - 2 * MARGIN), WIDEST) + 2 * MARGIN)
+
+
+def _around(record: PassRecord) -> str:
+    """How many operations are not the model's own, in words: those of a loss, say."""
+    if not any(call.class_name and not call.path for call in record.calls):
+        return ""
+    calls, roles = (field_of_all(record.operations, name) for name in ("call", "role"))
+    around = sum(call == 0 and role is Role.OPERATION for call, role in zip(calls, roles, strict=True))
+    return f", {around:,} of them around the model" if around else ""

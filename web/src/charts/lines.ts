@@ -164,7 +164,7 @@ function seriesOf({ view, colour, dash = [] }: Curve, width: number): uPlot.Seri
 /** A mark at the top of the plot where a value was NaN or infinite: the line alone would only show a gap. */
 function markBad(chart: uPlot, curves: readonly Curve[], colours: Palette): void {
   const { ctx, bbox } = chart;
-  const height = 6 * devicePixelRatio;
+  const height = (curves.length === 1 ? 16 : 6) * devicePixelRatio; // the mark of a trace hides the upper part
   ctx.save();
   curves.forEach(({ view, colour }, row) => {
     ctx.fillStyle = curves.length === 1 ? colours.bad : colour;
