@@ -61,6 +61,25 @@ def test_what_a_module_took_and_gave_back_unchanged_is_its_makers_again() -> Non
     ]
 
 
+def test_so_it_is_when_a_module_inside_gave_it_on() -> None:
+    inner = nn.Sequential(nn.Dropout(0.5), nn.ReLU()).eval()
+    case = Case(Calls(lambda m, x: (y := x * 2) + m.inner(y), inner=inner).eval(), (numbers(3, 4),))
+    assert edges(trace(case).record) == [
+        ("input", []),
+        ("mul", [0]),
+        ("dropout", [1]),
+        ("relu", [2]),
+        ("add", [1, 3]),
+        ("output", [4]),
+    ]
+
+
+def test_a_call_that_was_told_to_work_in_place_does_so() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(inplace=True), nn.ReLU())
+    operations = trace(Case(model, (numbers(3, 4),))).record.operations
+    assert [op.in_place for op in operations if op.function == "relu"] == [True, False]
+
+
 def test_a_dropout_that_does_nothing_stays_on_the_way() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5), nn.Linear(4, 2)).eval()
     found = edges(trace(Case(model, (numbers(3, 4),))).record)

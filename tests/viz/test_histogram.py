@@ -192,10 +192,22 @@ def test_the_exponent_axis_begins_where_there_is_something() -> None:
 @pytest.mark.parametrize("axis", AXES)
 @pytest.mark.parametrize("others", [[5.5, 6.0], [-2.0], [1e-30], [3.0, -3.0]])
 @pytest.mark.parametrize("zeros", [1, 10, 100_000])
-def test_zeros_are_on_the_axis_however_many_there_are(axis: AxisKind, others: list[float], zeros: int) -> None:
+def test_zeros_that_are_no_outliers_are_on_the_axis(axis: AxisKind, others: list[float], zeros: int) -> None:
     view = histogram_view(history_of({0: np.append(np.zeros(zeros), others)}), axis, Screen())
     assert (np.diff(view.edges) > 0).all()
     assert view.zeros.tolist() == [zeros]
     if axis is not AxisKind.LOG:
         assert view.edges[0] <= 0.0 <= view.edges[-1]
         assert view.counts.sum() >= zeros * 0.999
+
+
+def test_a_single_zero_far_from_all_else_does_not_stretch_the_linear_axis() -> None:
+    tensor = np.append(np.random.default_rng(0).uniform(5, 6, 100_000), 0.0)
+    view = histogram_view(history_of({0: tensor}), AxisKind.LINEAR, Screen())
+    assert view.edges[0] > 4.9
+    assert view.below.tolist() == [1.0]
+
+
+def test_subnormal_numbers_alone_have_an_exponent_axis() -> None:
+    view = histogram_view(history_of({0: np.array([5e-324])}), AxisKind.LOG, Screen())
+    assert (np.diff(view.edges) > 0).all()

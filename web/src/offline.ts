@@ -32,7 +32,8 @@ let answers: Promise<Map<string, ArrayBuffer>> | null = null;
 
 /** The message for a path; null if it is not in the file. */
 export async function inFile(path: string): Promise<ArrayBuffer | null> {
-  if (!isClosed && isCut(path)) return fromHost(path);
+  const cut = !isClosed && isCut(path) ? await fromHost(path) : null;
+  if (cut !== null) return cut;
   answers ??= unpacked();
   const key = keyOf(path);
   const known = await answers;
@@ -80,9 +81,12 @@ function bytesOf(base64: string): Uint8Array<ArrayBuffer> {
 }
 
 let asked = 0;
+/** A notebook may be looked at without Python: who did not answer once is not waited for again. */
+let isDeaf = false;
 
 /** Ask the page around this one, which asks Python. */
 function fromHost(path: string): Promise<ArrayBuffer | null> {
+  if (isDeaf) return Promise.resolve(null);
   asked += 1;
   const id = asked;
   return new Promise((resolve, reject) => {
@@ -97,6 +101,7 @@ function fromHost(path: string): Promise<ArrayBuffer | null> {
       else resolve(event.data.message as ArrayBuffer);
     };
     const timer = setTimeout(() => {
+      isDeaf = true;
       stop();
       resolve(null);
     }, ASKING_MS);

@@ -4,7 +4,7 @@ import { untrack } from "svelte";
 import { histogramOf, scalarOf, screenOf, smoothOf } from "./asking";
 import { LEFT, lastUntil, RIGHT, type Span } from "./charts/scale";
 import { Live } from "./live.svelte";
-import { isClosed, START_AT } from "./offline";
+import { isFile, START_AT } from "./offline";
 import { Resource } from "./resource.svelte";
 import { fragment, parsed, type Selection, seriesFor } from "./selection";
 import type {
@@ -136,7 +136,7 @@ export class Scope {
 
   /** Whether this is a file of a trace: nothing was recorded beside it. */
   readonly isTraceAlone = $derived(
-    isClosed && this.sites.value?.series.length === 0 && this.sites.value.traces > 0,
+    isFile && this.sites.value?.series.length === 0 && this.sites.value.traces > 0,
   );
 
   readonly seriesOfSite = $derived(

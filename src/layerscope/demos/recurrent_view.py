@@ -55,7 +55,7 @@ def drawn(title: str, sums: Floats, answers: Floats) -> Figure | pa.Table:
     axes.axhline(0, color="grey", linewidth=1)
     for number, (line, answer) in enumerate(zip(sums.T, answers, strict=True)):
         verdict = "right" if (answer > 0.5) == (line[-1] > 0) else "wrong"
-        axes.plot(range(1, len(line) + 1), line, marker="o", label=f"{number}: answer {answer:.2f}, {verdict}")
+        axes.plot(range(1, len(line) + 1), line, marker="o", label=f"{number}: answer {answer:.4f}, {verdict}")
     axes.set(title=title, xlabel="iteration", ylabel="sum so far", xticks=range(1, len(sums) + 1))
     axes.legend(title="sequence", loc="center left", bbox_to_anchor=(1, 0.5), frameon=False)
     return figure

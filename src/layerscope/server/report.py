@@ -20,7 +20,7 @@ from layerscope.viz.pass_overview import FIELDS
 MOST_BYTES = 12_000_000  # of what a file holds beside the page
 SCREEN = {"width": 400, "height": 72}
 PICTURE = {"width": 192, "height": 144, "coarse": 1}
-STATS = ("rms", "mean", "std", "min", "max", "abs_max", "zero_share", "nan", "ratio")
+STATS = ("rms", "mean", "std", "min", "max", "abs_max", "zero_share", "nan")
 AXES = ("linear", "symlog", "log")
 KINDS = ("output", "weight_grad", "weight", "output_grad", "input_grad")  # these first
 ROLLED: tuple[dict[str, int], ...] = ({}, {"unrolled": 1})
@@ -88,11 +88,12 @@ def _gathered(content: _Content, folder: Path, start: str, most_bytes: int, *, h
     kinds = list(dict.fromkeys(series["kind"] for series in everything["series"]))
     modes = list(dict.fromkeys(series["mode"] for series in everything["series"]))
     for kind in kinds:
-        for stat in _defined(stats, kind):
-            for mode in modes:
+        for stat in stats:
+            for mode in dict.fromkeys(("train", *modes)):  # the graph is coloured by training unless told otherwise
                 query = {"kind": kind, "stat": stat, "mode": mode}
                 content.add(f"{address}/graph-numbers", query, most_bytes)
-                content.add(f"{address}/heatmap", {**query, "rank": 0, **SCREEN}, most_bytes)
+                if mode in modes:
+                    content.add(f"{address}/heatmap", {**query, "rank": 0, **SCREEN}, most_bytes)
     traces = content.plain(f"{address}/traces")["traces"]
     room = most_bytes if not traces else content.used + round(FOR_SERIES * (most_bytes - content.used))
     kept = [
@@ -121,20 +122,13 @@ def _in_order(folder: Path, series: list[dict[str, Any]]) -> Iterator[dict[str, 
     return iter(sorted(series, key=lambda one: (one["site"] not in suspects, rank.get(one["kind"], len(rank)))))
 
 
-def _defined(stats: list[str], kind: str) -> list[str]:
-    """The statistics that there are of a kind: only an update has a ratio, to its weight."""
-    return [stat for stat in stats if stat != "ratio" or kind == "update"]
-
-
 def _add_series(content: _Content, address: str, series: dict[str, Any], stats: list[str], room: int) -> bool:
     which = {"series": series["series"], "rank": series["rank"], **SCREEN}
     if not content.add(f"{address}/histogram", {**which, "axis": AXES[0]}, room):
         return False
     for axis in AXES[1:]:
         content.add(f"{address}/histogram", {**which, "axis": axis}, room)
-    return all(
-        content.add(f"{address}/scalar", {**which, "stat": stat}, room) for stat in _defined(stats, series["kind"])
-    )
+    return all(content.add(f"{address}/scalar", {**which, "stat": stat}, room) for stat in stats)
 
 
 def _add_trace(content: _Content, address: str, trace: dict[str, Any], room: int) -> str:

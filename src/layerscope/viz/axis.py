@@ -57,9 +57,7 @@ def value_axis(kind: AxisKind, bits: buckets.BitRows, zeros: float, bins: int, *
 
 def _robust(bits: buckets.BitRows, zeros: float) -> tuple[float, float]:
     low, high = buckets.pooled_quantiles(bits, zeros, ROBUST)
-    least, most = bits.low.min(), bits.high.max()
-    if zeros > 0:  # no bucket holds them
-        least, most = min(least, 0.0), max(most, 0.0)
+    least, most = min(bits.low.min(), low), max(bits.high.max(), high)  # no bucket holds zeros, which a quantile may be
     ends = np.array([least, low, high, most]).clip(-FARTHEST, FARTHEST)
     beyond = BEYOND * (ends[2] - ends[1])
     low, high = float(max(ends[1] - beyond, ends[0])), float(min(ends[2] + beyond, ends[3]))
@@ -123,7 +121,9 @@ def exponents(bits: buckets.BitRows, bins: int, cuts: tuple[int, ...]) -> Axis:
     last = int(bits.exponent.max()) + 1
     fewest, few = np.floor(np.log2(buckets.pooled_quantiles(bits, 0.0, SPARSE)))  # without far outliers
     first = max(int(max(fewest, few - max(TAIL[0] * (last - few), TAIL[1]))), SMALLEST_OCTAVE)
-    first = int(bits.exponent[bits.exponent >= first].min(initial=last - 1))  # no room for what is not there
+    first = int(
+        bits.exponent[bits.exponent >= first].min(initial=max(last - 1, SMALLEST_OCTAVE))
+    )  # no room for what is not there
     octaves = max(last - first, 1)
     parts = next((parts for parts in cuts if parts * octaves <= bins), 1)
     joined = -(-octaves // bins)  # octaves per bin where there are more of them than bins

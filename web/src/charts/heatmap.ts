@@ -339,17 +339,25 @@ class Picture {
     const isFree = (value: number) =>
       !Number.isNaN(value) && taken.every((other) => Math.abs(other - yOf(value)) >= 12);
     const x = Math.min(this.x(view.right[last] ?? 0), LEFT + box.width) + 7;
+    if (x < LEFT) return; // zoomed into what comes after it
     context.textAlign = "left";
     context.textBaseline = "middle";
+    context.strokeStyle = colours.ground;
+    context.lineWidth = 3;
+    context.lineJoin = "round";
+    const write = (text: string, y: number) => {
+      context.strokeText(text, x, y); // on a rim: where a run ends early there are lines of the grid
+      context.fillText(text, x, y);
+    };
     const ranked = [0, 1, 2].flatMap((rank) => named.filter((line) => line.rank === rank));
     for (const { text, value, rank } of ranked) {
       if (!isFree(value)) continue;
       taken.push(yOf(value));
       context.fillStyle = rank === 0 ? colours.text : colours.muted;
-      context.fillText(text, x, yOf(value));
+      write(text, yOf(value));
     }
     const quartiles = named.filter(({ rank }) => rank === 3);
     if (quartiles.every(({ value }) => isFree(value)))
-      for (const { text, value } of quartiles) context.fillText(text, x, yOf(value));
+      for (const { text, value } of quartiles) write(text, yOf(value));
   }
 }

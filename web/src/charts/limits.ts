@@ -9,17 +9,19 @@ const ROOM = 400;
 
 interface Line {
   readonly at: number;
-  readonly text: string;
+  /** Its name, and the same without the format where there is little room. */
+  readonly texts: readonly [string, string];
 }
 
 /** Its lines, from the largest number down. */
 function linesOf({ format, largest, smallest_normal, smallest }: Limits): readonly Line[] {
   const power = (x: number) => ticks([x], true)[0] ?? "";
-  return [
-    { at: largest, text: `${format}: largest ${value(largest, 5)}` },
-    { at: smallest_normal, text: `${format}: smallest normal ${power(smallest_normal)}` },
-    { at: smallest, text: `${format}: smallest ${power(smallest)}` },
-  ];
+  const named = [
+    [largest, `largest ${value(largest, 5)}`],
+    [smallest_normal, `smallest normal ${power(smallest_normal)}`],
+    [smallest, `smallest ${power(smallest)}`],
+  ] as const;
+  return named.map(([at, text]) => ({ at, texts: [`${format}: ${text}`, text] }));
 }
 
 /** What a tensor would lose in the format, in words. */
@@ -62,10 +64,10 @@ export function drawLimits(
     .filter(({ at }) => at >= least && at <= most);
   for (const { place } of shown) stroke(context, field, place, colours);
   const named = field.upright ? field.width >= ROOM : field.height >= ROOM / 2;
-  for (const { text, index, place } of named ? shown : []) {
-    const wide = context.measureText(text).width;
+  for (const { texts, index, place } of named ? shown : []) {
     const others = shown.flatMap((other) => (other.index === index ? [] : [other.place]));
-    const [x, y] = besideLine(field, place, index, wide, others);
+    const sized = texts.map((text) => ({ text, wide: context.measureText(text).width }));
+    const [text, x, y] = besideLine(field, place, index, sized, others);
     // A rim around the letters: a ground would look like a gap in what it lies on.
     context.strokeStyle = colours.ground;
     context.lineWidth = 3;
@@ -77,30 +79,37 @@ export function drawLimits(
   context.restore();
 }
 
-/** Where the name of a line begins: on the side where no other line is close, as the two smallest numbers may be. */
+/** The name of a line and where it begins: on the side where no other line is close, as the two smallest numbers may be. */
 function besideLine(
   field: Field,
   place: number,
   index: number,
-  wide: number,
+  names: readonly { readonly text: string; readonly wide: number }[],
   others: readonly number[],
-): [x: number, y: number] {
+): [text: string, x: number, y: number] {
   const far = index === 2;
   if (!field.upright) {
     const [above, below] = [place - 4, place + 12];
     const bottom = field.top + field.height;
-    return [field.left + 6, (far && below < bottom) || above < field.top + 10 ? below : above];
+    return [
+      names[0]?.text ?? "",
+      field.left + 6,
+      (far && below < bottom) || above < field.top + 10 ? below : above,
+    ];
   }
-  const [before, after] = [place - 5 - wide, place + 5];
-  const isFree = (from: number) =>
-    from >= field.left &&
-    from + wide <= field.left + field.width &&
-    !others.some((other) => other > from - 4 && other < from + wide + 4);
   const y = field.top + 0.08 * field.height + 30 + 14 * index;
-  // Each name has a height of its own: left of all lines there is room for every one.
-  const outside = Math.min(place, ...others) - 5 - wide;
-  const x = (far ? [before, after, outside] : [after, before, outside]).find(isFree);
-  return [x ?? Math.max(Math.min(after, field.left + field.width - wide), field.left), y];
+  const right = field.left + field.width;
+  for (const { text, wide } of names) {
+    const [before, after] = [place - 5 - wide, place + 5];
+    const isFree = (from: number) =>
+      from >= field.left &&
+      from + wide <= right &&
+      !others.some((other) => other > from - 4 && other < from + wide + 4);
+    const x = (far ? [before, after] : [after, before]).find(isFree);
+    if (x !== undefined) return [text, x, y];
+  }
+  const { text, wide } = names.at(-1) ?? { text: "", wide: 0 };
+  return [text, Math.max(Math.min(place + 5, right - wide), field.left), y];
 }
 
 function stroke(
@@ -119,7 +128,7 @@ function stroke(
   }
   for (const [colour, thick] of [
     [colours.ground, 3],
-    [colours.warn, 1.5],
+    [colours.text, 1.2],
   ] as const) {
     context.strokeStyle = colour;
     context.lineWidth = thick;

@@ -33,6 +33,15 @@ test("curves of other steps share an axis: a step that one lacks is no gap in it
   expect(joined[7]).toEqual([undefined, 5, undefined, 6]);
 });
 
+test("the axis of values fits the steps in sight, and the line that crosses them", () => {
+  const data: [number[], ...number[][]] = [
+    [0, 10, 20, 30],
+    [1, 2, 3, 99],
+  ];
+  expect(valueSpan(data, false, { min: 9, max: 11 })).toEqual({ min: 0.88, max: 3.12 });
+  expect(valueSpan(data, false, { min: 12, max: 18 })).toEqual({ min: 1.94, max: 3.06 });
+});
+
 test("one value, or none, still has an axis", () => {
   expect(valueSpan([[0], [5], [5], [5]], false, { min: 0, max: 1 })).toEqual({ min: 4.5, max: 5.5 });
   expect(valueSpan([[0], [null], [null], [null]], true, { min: 0, max: 1 })).toEqual({ min: 0.1, max: 1 });

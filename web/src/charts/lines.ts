@@ -19,6 +19,8 @@ export interface Curve {
   readonly colour: string;
   /** Lengths of dashes and gaps; a line without any is whole. */
   readonly dash?: readonly number[];
+  /** Whether the line is broad: where others lie on it, both are seen. */
+  readonly broad?: boolean;
 }
 
 export interface LineStyle {
@@ -67,8 +69,10 @@ export function valueSpan(data: uPlot.AlignedData, log: boolean, span: Span): Sp
   const [steps, ...columns] = data;
   for (const column of columns) {
     for (let at = 0; at < column.length; at++) {
-      const [x, step] = [column[at], steps[at] ?? 0];
-      if (x === null || x === undefined || step < span.min || step > span.max) continue;
+      const x = column[at];
+      // With the neighbours beyond both ends, which the line comes from and goes to.
+      const isSeen = (steps[at + 1] ?? span.min) >= span.min && (steps[at - 1] ?? span.max) <= span.max;
+      if (x === null || x === undefined || !isSeen) continue;
       if (x < min) min = x;
       if (x > max) max = x;
     }
@@ -131,11 +135,7 @@ export function lineOptions(
         values: (_chart, splits) => ticks(splits),
       },
     ],
-    // The first of several is wider: where curves coincide, both are seen.
-    series: [
-      {},
-      ...curves().flatMap((curve, at) => seriesOf(curve, at === 0 && curves().length > 1 ? 3 : 1.6)),
-    ],
+    series: [{}, ...curves().flatMap(seriesOf)],
     bands: curves().map(({ colour }, at) => ({
       series: [at * PER_CURVE + 2, at * PER_CURVE + 1],
       fill: `color-mix(in srgb, ${colour} 28%, transparent)`,
@@ -144,7 +144,8 @@ export function lineOptions(
   };
 }
 
-function seriesOf({ view, colour, dash = [] }: Curve, width: number): uPlot.Series[] {
+function seriesOf({ view, colour, dash = [], broad = false }: Curve): uPlot.Series[] {
+  const width = broad ? 3 : 1.6;
   const hidden = { stroke: "transparent", points: { show: false } };
   const faint = view.smooth.length > 0;
   const stroke = faint ? `color-mix(in srgb, ${colour} 40%, transparent)` : colour;
@@ -155,7 +156,7 @@ function seriesOf({ view, colour, dash = [] }: Curve, width: number): uPlot.Seri
       stroke,
       dash: [...dash],
       width: faint ? 1 : width,
-      points: faint ? { show: false } : { size: 4, fill: colour, stroke: colour },
+      points: faint ? { show: false } : { size: 2.4 + width, fill: colour, stroke: colour },
     },
     { stroke: colour, dash: [...dash], width: 2, points: { show: false } },
   ];

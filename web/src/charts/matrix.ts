@@ -168,7 +168,7 @@ function scaleBar(context: CanvasRenderingContext2D, shading: Shading, y: number
   }
 }
 
-/** The ground of every row that has cells says "nothing here", that of a heading that there is nothing to come. */
+/** The ground of every row that has cells: it says "nothing here". */
 function hatch(
   context: CanvasRenderingContext2D,
   { cells, top, rowHeight }: Sight,
@@ -176,10 +176,6 @@ function hatch(
   colours: Palette,
 ): void {
   const height = top + cells.length * rowHeight;
-  context.fillStyle = colours.grid;
-  cells.forEach((row, at) => {
-    if (row < 0) context.fillRect(x, top + at * rowHeight, width, rowHeight);
-  });
   context.save();
   context.beginPath();
   cells.forEach((row, at) => {

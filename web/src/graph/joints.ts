@@ -11,14 +11,19 @@ interface Joints {
   readonly spots: ReadonlyMap<Line, readonly [start: string, end: string]>;
   /** Lines that come into their group from nowhere: from what no module made. */
   readonly unsourced: ReadonlySet<Line>;
+  /** Those of parts that were asked for. */
+  readonly flows: Map<number, ReadonlySet<Line>>;
 }
 
 const KNOWN = new WeakMap<readonly Drawn[], Joints>();
 
-/** The lines from and to a part, with all pieces that continue them. */
+/** The lines from and to a part, with all pieces that continue them; asked for at every frame. */
 export function flowsAt(drawn: readonly Drawn[], part: number): ReadonlySet<Line> {
-  const found = new Set<Line>();
   const joints = jointsOf(drawn);
+  const known = joints.flows.get(part);
+  if (known !== undefined) return known;
+  const found = new Set<Line>();
+  joints.flows.set(part, found);
   const follow = (line: Line, ahead: boolean): void => {
     found.add(line);
     const [start = "", end = ""] = joints.spots.get(line) ?? [];
@@ -51,7 +56,7 @@ export function jointsOf(drawn: readonly Drawn[]): Joints {
   const unsourced = new Set(
     [...spots].flatMap(([line, [start]]) => (line.source === NOTHING && !to.has(start) ? [line] : [])),
   );
-  const made = { from, to, spots, unsourced };
+  const made = { from, to, spots, unsourced, flows: new Map<number, ReadonlySet<Line>>() };
   KNOWN.set(drawn, made);
   return made;
 }

@@ -4,8 +4,13 @@ const DASHES: readonly (readonly number[])[] = [[], [7, 4], [2, 3], [9, 3, 2, 3]
 /** As many curves as there are colours. */
 const MOST_CURVES = 8;
 
-/** The types that are wished for; without a wish as many as can be told apart, spread over all of them. */
-export function typesShown(types: readonly string[], wished: readonly string[], runs: number): string[] {
+/** The types that are wished for; without a wish as many as can be told apart, spread over all, the chosen one among them. */
+export function typesShown(
+  types: readonly string[],
+  wished: readonly string[],
+  runs: number,
+  chosen: string | null,
+): string[] {
   const there = wished.filter((type) => types.includes(type));
   if (there.length > 0) return there;
   const room = Math.max(Math.floor(MOST_CURVES / Math.max(runs, 1)), 1);
@@ -13,7 +18,11 @@ export function typesShown(types: readonly string[], wished: readonly string[], 
   const places = Array.from({ length: room }, (_, at) =>
     room === 1 ? types.length - 1 : Math.round((at * (types.length - 1)) / (room - 1)),
   );
-  return places.flatMap((place) => types[place] ?? []);
+  const spread = places.flatMap((place) => types[place] ?? []);
+  if (chosen === null || !types.includes(chosen) || spread.includes(chosen)) return spread;
+  const far = (type: string) => Math.abs(types.indexOf(type) - types.indexOf(chosen));
+  const nearest = spread.reduce((best, type) => (far(type) < far(best) ? type : best));
+  return spread.map((type) => (type === nearest ? chosen : type));
 }
 
 export interface CurveLook {

@@ -25,7 +25,7 @@ export function layoutOf(view: ValueView, width: number): Layout {
   if (view.picture === "line") return { width, height: high, across: 1, tileWidth: width, tileHeight: high };
   if (view.picture === "number") return { width, height: 0, across: 1, tileWidth: 0, tileHeight: 0 };
   const shown = view.picture === "image" ? 1 : view.tiles;
-  const highest = Math.max(width * 0.6, 180);
+  const highest = Math.max(width * 0.6, Math.min(width, 300));
   let across = 1;
   let size = 0;
   for (let count = 1; count <= shown; count++) {

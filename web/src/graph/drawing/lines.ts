@@ -25,7 +25,7 @@ export function drawLines(pen: Pen, scene: Scene, view: Rect, selected: number |
       const isChosen = own?.has(line) ?? false;
       if (isChosen || line.back) {
         chosen.push(() =>
-          drawSpecial(pen, box, line, isChosen ? look.accent : look.muted, ends(scene, line.target)),
+          drawSpecial(pen, box, line, isChosen ? look.accent : look.muted, tipOf(scene, line, selected)),
         );
         continue;
       }
@@ -52,8 +52,14 @@ function ends(scene: Scene, part: number): boolean {
   return part >= 0 && scene.box(part)?.open !== true && scene.graph.roles[part] !== "merge";
 }
 
+/** How far before its end a line has its tip, null where it has none: the ring of what is selected would hide it. */
+function tipOf(scene: Scene, { target }: Line, selected: number | null): number | null {
+  if (!ends(scene, target)) return null;
+  return target === selected ? 4 : 0;
+}
+
 /** A line that stands out: of what is selected, or back to an earlier part. */
-function drawSpecial(pen: Pen, box: Rect, { points, back }: Line, colour: string, tipped: boolean): void {
+function drawSpecial(pen: Pen, box: Rect, { points, back }: Line, colour: string, tip: number | null): void {
   const { context } = pen;
   context.beginPath();
   trace(context, box, points);
@@ -63,9 +69,9 @@ function drawSpecial(pen: Pen, box: Rect, { points, back }: Line, colour: string
   context.stroke();
   context.setLineDash([]);
   const end = points.at(-1);
-  if (end === undefined || !tipped) return;
+  if (end === undefined || tip === null) return;
   context.beginPath();
-  addTip(context, box.x + end[0], box.y + end[1]);
+  addTip(context, box.x + end[0], box.y + end[1] - tip);
   context.fill();
 }
 

@@ -137,7 +137,7 @@ class Operations(Sequence[Operation]):
             grad_fn,
             elapsed_s,
             0 if position else flops(about.name, shape, self._shapes(row)),  # counted with the first result
-            writes_first(about, row[1], dict(pairs(row[2]))),
+            about.in_place or (about.inplace_at is not None and writes_first(about, row[1], dict(pairs(row[2])))),
             about.is_random,
             grad_mode,
             autocast,

@@ -106,15 +106,23 @@ class Graph:
 
     def borrow(self, tensor: Tensor, borrower: int, maker: int) -> None:
         """Note that a call gave back its argument as it was, such as a cast to the type it had."""
-        self._borrowed.append((self.module.index, weakref.ref(tensor), borrower, maker))
+        if self.module.index:  # outside of all modules nothing is given back
+            self._borrowed.append((self.module.index, weakref.ref(tensor), borrower, maker))
 
     def give_back(self, outputs: list[Tensor]) -> None:
-        """At the end of a module, what was borrowed inside is its maker's again, unless the module gives it on."""
+        """At the end of a module, what was borrowed inside is its maker's again; what it gives on stays borrowed."""
+        around = self.module.parent.index if self.module.parent else 0
+        given_on = []
         while self._borrowed and self._borrowed[-1][0] >= self.module.index:
             _, ref, borrower, maker = self._borrowed.pop()
             tensor = ref()
-            if tensor is not None and not any(tensor is output for output in outputs):
+            if tensor is None:
+                continue
+            if not any(tensor is output for output in outputs):
                 self.memory.give_back(tensor, borrower, maker)
+            elif around:
+                given_on.append((around, ref, borrower, maker))
+        self._borrowed.extend(reversed(given_on))
 
     def add_input(self, tensor: Tensor) -> int:
         """A node for a tensor that goes into the pass."""

@@ -169,8 +169,9 @@ class Tracer:
         with unwatched():
             if call.first_node == len(self.graph.nodes) and call.inputs:
                 self._add_unseen(module, result, frame)
-            self.graph.give_back(gather(result, []))
-            call.outputs = self._nodes_of(result)
+            outputs = gather(result, [])
+            self.graph.give_back(outputs)
+            call.outputs = self._nodes_of(outputs)
         call.entry = None
         self.graph.module = call.parent or self.calls[0]
         if module is self.model and result is not None:
