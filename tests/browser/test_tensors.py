@@ -183,7 +183,7 @@ def test_two_trials_side_by_side_follow_the_same_selectors(visit: Visit, address
     for part in page.locator("[data-testid=statistics], [data-testid=values] [role=group]").all():
         assert part.evaluate("part => part.scrollWidth <= part.clientWidth")
     stat(page, "std").click()
-    expect(page.get_by_role("img", name="std of input of 2 runs over the steps")).to_be_visible()
+    expect(page.get_by_role("img", name="std of input · iteration 1 of 2 runs over the steps")).to_be_visible()
     first, second = (
         panel.locator('[data-node="memory"].near, [data-node="pre_out"]').first
         for panel in page.get_by_test_id("panel").all()
