@@ -46,7 +46,7 @@ bench: $(VENV)/.dev
 screenshots: $(VENV)/.dev chromium
 	rm -rf build/screenshots
 	LAYERSCOPE_SCREENSHOTS=1 $(BIN)/python -m tests.browser.screenshots build/screenshots
-	LAYERSCOPE_SCREENSHOTS=1 $(BIN)/pytest -q -m browser -k pictures
+	LAYERSCOPE_SCREENSHOTS=1 $(BIN)/pytest -q -m browser -k "pictures or tutorial"
 
 format: $(VENV)/.dev web/node_modules/.installed
 	$(BIN)/ruff format -q .
