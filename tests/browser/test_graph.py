@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import FloatRect, Locator, Page, expect
+from playwright.sync_api import FloatRect, Locator, Page, Route, expect
 from playwright.sync_api import TimeoutError as PlaywrightTimeoutError
 
 from layerscope.server.serve import PageServer
@@ -108,6 +108,17 @@ def test_repeated_blocks_are_folded_opened_in_place_and_entered_and_the_address_
 
 
 @pytest.mark.feature("E4")
+def test_the_graph_opens_at_the_site_of_the_address_whichever_answer_comes_first(visit: Visit, address: str) -> None:
+    page, held = visit.page, list[Route]()
+    page.route(re.compile("/sites$"), lambda route: held.append(route))
+    with page.expect_response(re.compile("/graph$")):
+        page.goto(f"{address}&site=blocks.1.mlp")
+    expect(part(page, "embed")).to_have_count(1)
+    for route in held:
+        route.continue_()
+    expect(part(page, "blocks.1.mlp")).to_have_count(1)
+
+
 def test_a_click_opens_the_panel_with_value_beside_gradient_and_a_dragged_node_stays(
     visit: Visit, address: str
 ) -> None:

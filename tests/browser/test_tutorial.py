@@ -136,6 +136,7 @@ def test_the_losses_of_both_trials_are_compared_type_by_type(visit: Visit, addre
     page.get_by_test_id("kpi-beside").select_option("fixed")
     loss = charts.locator("figure").filter(has=page.get_by_role("heading", name="loss", exact=True))
     expect(loss.locator("li[title^=fixed]").first).to_be_visible()
+    page.set_viewport_size({"width": 1280, "height": 840})  # two lines of names
     keep(page, "losses")
     for run in ("bugged", "fixed"):
         expect(loss.locator(f"li[title='{run} · 01_iterations'] b")).to_be_visible()

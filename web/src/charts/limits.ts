@@ -9,19 +9,22 @@ const ROOM = 400;
 
 interface Line {
   readonly at: number;
-  /** Its name, and the same without the format where there is little room. */
-  readonly texts: readonly [string, string];
+  /** Its name, and shorter ones where there is little room. */
+  readonly texts: readonly string[];
 }
 
 /** Its lines, from the largest number down. */
 function linesOf({ format, largest, smallest_normal, smallest }: Limits): readonly Line[] {
   const power = (x: number) => ticks([x], true)[0] ?? "";
   const named = [
-    [largest, `largest ${value(largest, 5)}`],
-    [smallest_normal, `smallest normal ${power(smallest_normal)}`],
-    [smallest, `smallest ${power(smallest)}`],
+    [largest, "largest", value(largest, 5)],
+    [smallest_normal, "smallest normal", power(smallest_normal)],
+    [smallest, "smallest", power(smallest)],
   ] as const;
-  return named.map(([at, text]) => ({ at, texts: [`${format}: ${text}`, text] }));
+  return named.map(([at, name, size]) => ({
+    at,
+    texts: [`${format}: ${name} ${size}`, `${name} ${size}`, size],
+  }));
 }
 
 /** What a tensor would lose in the format, in words. */
@@ -67,7 +70,9 @@ export function drawLimits(
   for (const { texts, index, place } of named ? shown : []) {
     const others = shown.flatMap((other) => (other.index === index ? [] : [other.place]));
     const sized = texts.map((text) => ({ text, wide: context.measureText(text).width }));
-    const [text, x, y] = besideLine(field, place, index, sized, others);
+    const found = besideLine(field, place, index, sized, others);
+    if (found === null) continue;
+    const [text, x, y] = found;
     // A rim around the letters: a ground would look like a gap in what it lies on.
     context.strokeStyle = colours.ground;
     context.lineWidth = 3;
@@ -79,14 +84,14 @@ export function drawLimits(
   context.restore();
 }
 
-/** The name of a line and where it begins: on the side where no other line is close, as the two smallest numbers may be. */
+/** The name of a line and where it begins: on the side where no other line is close, as the two smallest numbers may be; null without room. */
 function besideLine(
   field: Field,
   place: number,
   index: number,
   names: readonly { readonly text: string; readonly wide: number }[],
   others: readonly number[],
-): [text: string, x: number, y: number] {
+): [text: string, x: number, y: number] | null {
   const far = index === 2;
   if (!field.upright) {
     const [above, below] = [place - 4, place + 12];
@@ -108,8 +113,7 @@ function besideLine(
     const x = (far ? [before, after] : [after, before]).find(isFree);
     if (x !== undefined) return [text, x, y];
   }
-  const { text, wide } = names.at(-1) ?? { text: "", wide: 0 };
-  return [text, Math.max(Math.min(place + 5, right - wide), field.left), y];
+  return null;
 }
 
 function stroke(

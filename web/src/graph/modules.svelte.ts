@@ -222,9 +222,10 @@ export class ModuleGraph {
 
   /** The list of sites selects in the graph too: what hides the part is opened, unless the address says what is open. */
   #follow(): void {
-    const site = this.#scope.selection.site;
+    const { site, run } = this.#scope.selection;
     const scene = this.scene;
-    if (scene === null || site === null) return;
+    // Before the sites are known it cannot be told whether somebody chose this one.
+    if (scene === null || site === null || this.#scope.sites.value?.run !== run) return;
     untrack(() => {
       const { sought, selection, isSiteChosen } = this.#scope;
       const isNew =
