@@ -121,9 +121,8 @@ def exponents(bits: buckets.BitRows, bins: int, cuts: tuple[int, ...]) -> Axis:
     last = int(bits.exponent.max()) + 1
     fewest, few = np.floor(np.log2(buckets.pooled_quantiles(bits, 0.0, SPARSE)))  # without far outliers
     first = max(int(max(fewest, few - max(TAIL[0] * (last - few), TAIL[1]))), SMALLEST_OCTAVE)
-    first = int(
-        bits.exponent[bits.exponent >= first].min(initial=max(last - 1, SMALLEST_OCTAVE))
-    )  # no room for what is not there
+    shown = bits.exponent[bits.exponent >= first]
+    first = int(shown.min(initial=max(last - 1, SMALLEST_OCTAVE)))  # no room for what is not there
     octaves = max(last - first, 1)
     parts = next((parts for parts in cuts if parts * octaves <= bins), 1)
     joined = -(-octaves // bins)  # octaves per bin where there are more of them than bins

@@ -3,6 +3,7 @@
 import { ticks } from "../format";
 import type { HistogramView } from "../wire.gen";
 import { css, type Palette } from "./colours";
+import { rimmed } from "./letters";
 import { drawLimits } from "./limits";
 import { LEFT, placeOf, RIGHT, type Span, stepTicks, xOf } from "./scale";
 
@@ -342,13 +343,8 @@ class Picture {
     if (x < LEFT) return; // zoomed into what comes after it
     context.textAlign = "left";
     context.textBaseline = "middle";
-    context.strokeStyle = colours.ground;
-    context.lineWidth = 3;
-    context.lineJoin = "round";
-    const write = (text: string, y: number) => {
-      context.strokeText(text, x, y); // on a rim: where a run ends early there are lines of the grid
-      context.fillText(text, x, y);
-    };
+    // On a rim: where a run ends early there are lines of the grid.
+    const write = (text: string, y: number) => rimmed(context, text, x, y, colours);
     const ranked = [0, 1, 2].flatMap((rank) => named.filter((line) => line.rank === rank));
     for (const { text, value, rank } of ranked) {
       if (!isFree(value)) continue;

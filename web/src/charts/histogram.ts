@@ -5,6 +5,7 @@ import type { HistogramsView, HistogramView, StepHistogram } from "../wire.gen";
 import type { Palette } from "./colours";
 import type { Target } from "./heatmap";
 import type { Cell } from "./keep";
+import { rimmed } from "./letters";
 import { drawLimits } from "./limits";
 import { placeOf } from "./scale";
 
@@ -95,14 +96,10 @@ function scaleLine(
   const texts = [most > 0 ? `${among}: ${share(most, 1)}` : "nothing on this axis"];
   if (zeros > 0) texts.push(`${share(zeros, run.numbers[0] ?? 0)} are 0, which has no exponent`);
   context.fillStyle = colours.text;
-  context.strokeStyle = colours.ground;
-  context.lineWidth = 3;
-  context.lineJoin = "round";
   context.textAlign = "left";
   context.textBaseline = "top";
   texts.forEach((text, at) => {
-    context.strokeText(text, 4, y + 3 + 14 * at);
-    context.fillText(text, 4, y + 3 + 14 * at);
+    rimmed(context, text, 4, y + 3 + 14 * at, colours);
   });
 }
 

@@ -3,6 +3,7 @@
 import { share, ticks, value } from "../format";
 import type { Limits } from "../wire.gen";
 import type { Palette } from "./colours";
+import { rimmed } from "./letters";
 
 /** Pixels that a picture needs for names of lines. */
 const ROOM = 400;
@@ -73,13 +74,8 @@ export function drawLimits(
     const found = besideLine(field, place, index, sized, others);
     if (found === null) continue;
     const [text, x, y] = found;
-    // A rim around the letters: a ground would look like a gap in what it lies on.
-    context.strokeStyle = colours.ground;
-    context.lineWidth = 3;
-    context.lineJoin = "round";
-    context.strokeText(text, x, y);
     context.fillStyle = colours.text;
-    context.fillText(text, x, y);
+    rimmed(context, text, x, y, colours);
   }
   context.restore();
 }

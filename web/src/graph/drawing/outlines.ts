@@ -27,9 +27,7 @@ export function drawOutlines(pen: Pen, scene: Scene, marks: Marks, boxes: readon
     if (box.part === marks.selected) {
       drawRing(pen, grown(box, 1), radius, look.ground, thick + 2);
       drawRing(pen, grown(box, 1.6), radius, look.accent, thick);
-    }
-    if (box.part === marks.hovered && box.part !== marks.selected)
-      drawRing(pen, box, radius, look.text, thick / 2);
+    } else if (box.part === marks.hovered) drawRing(pen, box, radius, look.text, thick / 2);
     if (marks.alarmed.has(box.part)) drawAlarm(pen, box);
   }
 }

@@ -1,0 +1,18 @@
+/** Words on a picture. */
+
+import type { Palette } from "./colours";
+
+/** Letters on a rim of the ground: whatever lies below does not run through them, and is not hidden as by a box. */
+export function rimmed(
+  context: CanvasRenderingContext2D,
+  text: string,
+  x: number,
+  y: number,
+  colours: Palette,
+): void {
+  context.strokeStyle = colours.ground;
+  context.lineWidth = 3;
+  context.lineJoin = "round";
+  context.strokeText(text, x, y);
+  context.fillText(text, x, y);
+}
