@@ -10,9 +10,11 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
-#: What tells the layer of an operation: function, position, parameters, site, path of its module, arguments, parents.
-#: The site is None where no call gave the tensor: an input, a constant, an output.
-Outline = tuple[str, int, tuple[str, ...], int | None, str, tuple[tuple[str, str], ...], tuple[int, ...]]
+#: What tells the layer of an operation: function, position, parameters, site, path of its module, arguments, parents,
+#: buffers. The site is None where no call gave the tensor: an input, a constant, an output.
+Outline = tuple[
+    str, int, tuple[str, ...], int | None, str, tuple[tuple[str, str], ...], tuple[int, ...], tuple[str, ...]
+]
 
 
 class Role(str, Enum):

@@ -1,7 +1,7 @@
 """Operations that repeat are one layer with several passes; layers get the names users look them up by.
 
 Applications of the same parameters are one layer. So are operations without parameters that come from the same place in
-the code, reached the same way (a loop), and those that follow the repeated layers of a body, however it was written.
+a loop (`query/loops.py` says which do), and those that follow the repeated layers of a body, however it was written.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from layerscope.operations import Outline, Outlined, PassRecord, Role
+from layerscope.query.loops import places
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +34,8 @@ def name_layers(record: PassRecord) -> Naming:
     """Layers and names of the operations of a pass."""
     operations = record.operations
     groups = _Groups()
-    groups.place(operations.outlines() if isinstance(operations, Outlined) else _outlines(record))
+    outlines = [*(operations.outlines() if isinstance(operations, Outlined) else _outlines(record))]
+    groups.place(outlines, places(outlines, dict(record.modules)))
     kinds: Counter[str] = Counter()
     labels = []
     for total, function in enumerate(groups.functions):
@@ -48,7 +50,7 @@ def _outlines(record: PassRecord) -> Iterable[Outline]:
         site = op.site if op.role is Role.OPERATION else None
         parents = tuple([parent.operation for parent in op.parents])
         path = record.calls[op.call].path
-        yield op.function, op.position, op.parameters, site, path, tuple(op.arguments.items()), parents
+        yield op.function, op.position, op.parameters, site, path, tuple(op.arguments.items()), parents, op.buffers
 
 
 class _Groups:
@@ -61,14 +63,14 @@ class _Groups:
         self._by_body: dict[object, int] = {}
         self._last_parents: list[tuple[int, ...]] = []  # of each layer's last pass
 
-    def place(self, outlines: Iterable[Outline]) -> None:
+    def place(self, outlines: Iterable[Outline], found_places: Iterable[object]) -> None:
         """Give every operation its layer and pass."""
         layers, numbers, members, layer_of = self.layer, self.number, self.members, self.layer.__getitem__
-        for index, (function, position, parameters, site, path, arguments, parents) in enumerate(outlines):
+        for index, (outline, place) in enumerate(zip(outlines, found_places, strict=True)):
+            function, position, parameters, site, path, arguments, parents, _ = outline
             if site is None:
                 layer = self._new(function)
             else:
-                place = (function, position, parameters or (site, path))
                 body = (function, position, path, arguments, *map(layer_of, parents))
                 found = self._by_place.get(place)
                 if found is None:

@@ -15,6 +15,7 @@ from layerscope.operations import Frame, Operation, Outline, Parent, Role
 from layerscope.records import Ids, Ints
 from layerscope.store.columns import Numbers, dtype_of, numbers, texts, values
 from layerscope.store.format import VERSION, check_version, damaged, replace_file
+from layerscope.store.text import json_text
 
 _NUMBERS = {
     "call": pa.int32(),
@@ -69,7 +70,7 @@ def write_operations(path: Path, operations: Sequence[Operation], frames: dict[F
 
 def _common(found: Iterable[object]) -> pa.DictionaryArray:
     known: dict[str, int] = {}
-    at = [known.setdefault(json.dumps(value, ensure_ascii=False), len(known)) for value in found]
+    at = [known.setdefault(json_text(value), len(known)) for value in found]
     return pa.DictionaryArray.from_arrays(numbers(np.array(at, np.int32)), texts(list(known)))
 
 
@@ -182,11 +183,12 @@ class StoredOperations(Sequence[Operation]):
             self.column("call"),
             arguments.at.tolist(),
             self.column("parents"),
+            self.column("buffers"),
             strict=True,
         )
-        for function, position, parameters, site, role, call, at, parents in columns:
+        for function, position, parameters, site, role, call, at, parents, buffers in columns:
             given = site if role is Role.OPERATION else None
-            yield function, position, parameters, given, self._paths[call], items[at], tuple(parents)
+            yield function, position, parameters, given, self._paths[call], items[at], tuple(parents), buffers
 
 
 def _read_common(batch: pa.RecordBatch, name: str, made: Callable[[Any], object] | None) -> _Common:

@@ -8,6 +8,7 @@ from collections.abc import Collection, Sequence
 
 from layerscope.operations import CodeFrame, Operation, PassRecord, Role
 from layerscope.query.layers import Naming
+from layerscope.query.loops import Flow, flow
 from layerscope.query.relations import Relations
 
 
@@ -31,9 +32,10 @@ def overview_text(record: PassRecord, naming: Naming, relations: Relations, save
     kept = sum(operations[index].size_bytes for index in saved)
     elements = sum(math.prod(parameter.shape) for parameter in record.parameters)
     users = sum(bool(op.parameters) for op in operations)
+    shape, modules = structure(record, naming, relations), max(len(record.modules) - 1, 0)
     lines = [
         f"Trace of {record.model}{' (ended by an error)' if record.failure else ''}:",
-        f"\tModel structure: {structure(naming, relations)}; {max(len(record.modules) - 1, 0)} modules in total.",
+        f"\tModel structure: {shape}; {modules} modules in total.",
         f"\t{len(operations)} tensors ({size(computed)}) computed; {len(saved)} tensors ({size(kept)}) saved.",
         f"\t{users} operations use {len(record.parameters)} parameters "
         f"({elements:,} elements; {size(sum(p.size_bytes for p in record.parameters))}).",
@@ -49,12 +51,15 @@ def overview_text(record: PassRecord, naming: Naming, relations: Relations, save
     return "\n".join(lines)
 
 
-def structure(naming: Naming, relations: Relations) -> str:
-    """The shape of the graph in a phrase."""
+def structure(record: PassRecord, naming: Naming, relations: Relations) -> str:
+    """The shape of the graph in a phrase; recurrent if a layer is computed from an earlier pass of itself."""
     loops = sum(len(members) > 1 for members in naming.members)
     branches = sum(map(relations.is_branch, range(len(relations.children))))
-    flow = f"recurrent, {loops} layers with several passes" if loops else "purely feedforward"
-    return f"{flow}, {f'{branches} branchings' if branches else 'without branching'}"
+    kind = f"purely {Flow.FEEDFORWARD.value}"
+    if loops:
+        found = flow(record.operations, naming.layer, naming.members)
+        kind = f"{found.value}, {loops} {'layer' if loops == 1 else 'layers'} with several passes"
+    return f"{kind}, {f'{branches} branchings' if branches else 'without branching'}"
 
 
 def hierarchy(record: PassRecord) -> list[str]:

@@ -34,6 +34,7 @@ LONGEST_ARGUMENT = 80
 Texts = tuple[tuple[str, str], ...]  # argument and text
 
 _DETOUR = torch.overrides.handle_torch_function.__code__
+_PLACELESS = frozenset(("alias", "update", "compiled"))  # tensors whose making was not seen
 _ROLES = {role.value: role for role in (Role.INPUT, Role.OUTPUT, Role.CONSTANT)}
 
 
@@ -104,9 +105,9 @@ class Operations(Sequence[Operation]):
         makers, paths = self._makers, self._paths
         for row, site in zip(self._rows, self._sites, strict=True):
             about, function = makers[row[0]]
-            parameters, _ = self._names(row)
+            parameters, buffers = self._names(row)
             given = site if function is not None or about.name not in _ROLES else None
-            yield about.name, row[12], parameters, given, paths[row[5]], self._arguments(row), row[3][1::2]
+            yield about.name, row[12], parameters, given, paths[row[5]], self._arguments(row), row[3][1::2], buffers
 
     def _operation(self, index: int) -> Operation:
         row = self._rows[index]
@@ -196,7 +197,13 @@ def _sites(nodes: Nodes) -> list[int]:
         return numbers.setdefault(place, len(numbers))
 
     names = [about.name for about, _ in nodes.makers]
-    return [number(names[row[0]], row[6], row[5]) for row in nodes.rows]
+    found = []
+    for index, row in enumerate(nodes.rows):
+        name, frames = names[row[0]], row[6]
+        # No line of code made it, so it has no place to share with others.
+        placeless = not frames and name in _PLACELESS
+        found.append(numbers.setdefault((index,), len(numbers)) if placeless else number(name, frames, row[5]))
+    return found
 
 
 def _call(call: ModuleCall, classes: Mapping[str, str]) -> ModuleCallRecord:
