@@ -56,6 +56,7 @@ QUEUES_OF: Mapping[type[Item], tuple[str, ...]] = {
 }
 _SMALL = frozenset((Kpi, Cost, Event))  # which come with every step
 _SMALL_BYTES = 200  # about what a row of the small tables takes
+_DESCRIBED_LENGTH = 200  # of what names an item in a message
 _NAME_BYTES = 64  # a short text and the reference to it; rows may share their texts, or not
 
 
@@ -84,6 +85,15 @@ def size_of(queue: str, item: Item) -> int:
 def rows_of(item: Item) -> int:
     """Rows an item becomes in its table."""
     return len(item.series) if isinstance(item, Summaries | Extras | Values) else 1
+
+
+def described(queue: str, item: Item) -> str:
+    """What an item is, for a message: its table, its step, and its name where it has one."""
+    of_series = item.series if isinstance(item, NumberedSeries) else None
+    name = f"{of_series.kind.value} of {of_series.site!r}" if of_series else getattr(item, "name", "")
+    step = getattr(item, "step", None)
+    told = (f"a record of {queue}", str(name), "" if step is None else f"at step {step}")
+    return " ".join(part for part in told if part)[:_DESCRIBED_LENGTH]
 
 
 @dataclass(slots=True)
@@ -155,9 +165,17 @@ class Backlog:
 
     def _count(self, queue: str, item: Item) -> None:
         assert isinstance(item, Summaries | Extras | Values | SampleStats)
+        self._unreported.setdefault(queue, Drops()).add(self._count_dropped(queue, item), item.step)
+
+    def _count_dropped(self, queue: str, item: Item) -> int:
         rows = rows_of(item)
-        self.dropped[queue] += rows
-        self._unreported.setdefault(queue, Drops()).add(rows, item.step)
+        self.dropped[queue] = self.dropped.get(queue, 0) + rows
+        return rows
+
+    def refuse(self, queue: str, item: Item) -> None:
+        """Counts an item that cannot be written as dropped; it still has to be settled."""
+        with self._lock:
+            self._count_dropped(queue, item)
 
     def take(self, limit_bytes: int) -> Load:
         """The next items to write: the small tables whole, the others in the order of writing up to a limit."""

@@ -38,6 +38,7 @@ _BATCHERS: Mapping[str, Batcher] = {
     "values": values_batch,
     **{table: partial(records_batch, table) for table in ("kpis", "costs", "events", "steps")},
 }
+Refuse = Callable[[str, Item, Exception], None]  # takes the queue of an item that cannot be written, the item, and why
 
 
 class FolderGoneError(StoreError):
@@ -53,17 +54,33 @@ class Output:
         self._latest_step = 0  # where the writer's own events belong
         self._identity = _identity(run.path)
 
-    def write(self, load: Load, done: Callable[[str, list[Item]], None]) -> None:
-        """Writes a load queue by queue, telling which are done. After an error the rest is still in the load."""
+    def write(self, load: Load, done: Callable[[str, list[Item]], None], refuse: Refuse) -> None:
+        """Writes a load queue by queue, telling which are done. After an OSError the rest is still in the load.
+
+        An item that cannot be written at all is taken out too, and goes to `refuse` together with the reason.
+        """
         self._check_folder()
         if load.dropped:
             self.event("drop", _told(load.dropped))
             load.dropped = {}
         for queue, items in load.items.items():
             if items:
-                self._write_queue(queue, items)
-                load.items[queue] = []
-                done(queue, items)
+                self._write_items(queue, items, partial(_take_out, load, queue, done), refuse)
+
+    def _write_items(self, queue: str, items: list[Item], done: Callable[[list[Item]], None], refuse: Refuse) -> None:
+        """Writes items of one queue together; if that cannot be done, in halves, down to the items at fault."""
+        try:
+            self._write_queue(queue, items)
+        except OSError:  # the disk's fault, not the record's
+            raise
+        except Exception as error:  # noqa: BLE001 -- a border: records hold what the user's model and loop gave
+            if len(items) > 1:
+                middle = len(items) // 2
+                self._write_items(queue, items[:middle], done, refuse)
+                self._write_items(queue, items[middle:], done, refuse)
+                return
+            refuse(queue, items[0], error)
+        done(items)
 
     def _check_folder(self) -> None:
         """Refuses a folder that is not the one opened: files still open would take rows that nobody can see."""
@@ -109,6 +126,12 @@ class Output:
         where = f"the first of series {item.series[place]} at step {item.step}"
         self.event("warning", f"{len(refused)} values were not kept, {where}: {why}.")
         return [kept for item in found for kept in keepable(item)]
+
+
+def _take_out(load: Load, queue: str, done: Callable[[str, list[Item]], None], items: list[Item]) -> None:
+    """Takes the first items of a queue out of a load: they are written, or never will be."""
+    load.items[queue] = load.items[queue][len(items) :]
+    done(queue, items)
 
 
 def _told(dropped: Mapping[str, Drops]) -> str:

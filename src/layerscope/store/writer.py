@@ -7,16 +7,18 @@ import threading
 import time
 import warnings
 from collections.abc import Mapping
+from dataclasses import replace
 
 from layerscope.errors import LayerscopeWarning, StoreError
-from layerscope.records import Link, NamedNode, Record, Series
-from layerscope.store.backlog import Backlog, Load
+from layerscope.records import Event, Link, NamedNode, Record, Series
+from layerscope.store.backlog import Backlog, Item, Load, described
 from layerscope.store.batches import NumberedSeries
 from layerscope.store.compact import compact
 from layerscope.store.dependencies import numbered
 from layerscope.store.folder import OpenRun
 from layerscope.store.output import FolderGoneError, Output
 from layerscope.store.progress import progress_line
+from layerscope.store.text import storable
 
 QUEUE_BYTES = 64 << 20
 FLUSH_BYTES = 4 << 20
@@ -24,6 +26,7 @@ FLUSH_S = 0.5
 CLOSE_S = 30.0
 _FIRST_PAUSE_S = 0.5  # after a failed write; doubled with each further one
 _LONGEST_PAUSE_S = 30.0
+_REASON_LENGTH = 300  # of the text of an error
 _GRAPHS_KNOWN = 1000  # whose numbers need not be worked out again
 
 
@@ -52,6 +55,7 @@ class FolderSink:
         self._failing_since: float | None = None
         self._complaint: str | None = None
         self._told: set[str] = set()
+        self._refused: set[tuple[str, str]] = set()  # queues and kinds of errors of items that cannot be written
         self._closed = False
         self._naming = threading.Lock()
         self._thread = threading.Thread(target=self._work, name=f"layerscope-writer-{run.path.name}")
@@ -67,6 +71,7 @@ class FolderSink:
         number = self._numbers.get(series)
         if number is not None or os.getpid() != self._pid:
             return -1 if number is None else number
+        known_as, series = series, replace(series, site=storable(series.site), port=storable(series.port))
         with self._naming:
             number = self._numbers.get(series)
             if number is None:
@@ -75,6 +80,7 @@ class FolderSink:
                 self._backlog.add(NumberedSeries(number, series))
                 self._numbers[series] = number
                 self._next += 1
+            self._numbers[known_as] = number
         return number
 
     def dependencies_id(self, nodes: tuple[NamedNode, ...], links: tuple[Link, ...]) -> int:
@@ -205,7 +211,7 @@ class FolderSink:
     def _write(self) -> bool:
         load = self._backlog.take(2 * FLUSH_BYTES)
         try:
-            self._output.write(load, self._backlog.settle)
+            self._output.write(load, self._backlog.settle, self._refuse)
             if self._failing_since is not None:
                 self._recover()
         except OSError as error:
@@ -215,6 +221,18 @@ class FolderSink:
         finally:
             self.cpu_s = time.thread_time()
         return True
+
+    def _refuse(self, queue: str, item: Item, error: Exception) -> None:
+        """Counts an item that cannot be written as dropped, and says what it is, once for each reason."""
+        self._backlog.refuse(queue, item)
+        reason = f"{type(error).__name__}: {error}"[:_REASON_LENGTH]
+        kind = (queue, type(error).__name__)
+        if kind not in self._refused:
+            self._refused.add(kind)
+            text = f"Dropped, because it cannot be stored: {described(queue, item)} ({reason}). "
+            text += "More of the same kind is counted in the drops of the session."
+            self._backlog.add(Event(getattr(item, "step", 0), "drop", text, time.time()))
+            self._complaint = f"{self.run.path}: {text} Everything else is recorded."
 
     def _fail(self, error: OSError) -> None:
         reason = error.strerror or str(error)

@@ -54,3 +54,21 @@ def _items(value: object) -> Iterator[tuple[object, object]]:
     elif is_dataclass(value) and not isinstance(value, type):
         for field in fields(value):
             yield field.name, getattr(value, field.name, None)  # a field may never have been set
+
+
+def shape_of(tensor: Tensor) -> tuple[int, ...]:
+    """The shape in plain whole numbers; of a nested tensor, a dimension of varying size is −1."""
+    return shape_of_nested(tensor) if tensor.is_nested else tuple(tensor.shape)
+
+
+def shape_of_nested(tensor: Tensor) -> tuple[int, ...]:
+    """The shape of a nested tensor; a dimension of varying size is −1."""
+    return tuple(_regular_size(tensor, dimension) for dimension in range(tensor.dim()))
+
+
+def _regular_size(tensor: Tensor, dimension: int) -> int:
+    try:
+        size = tensor.size(dimension)
+    except RuntimeError:
+        return -1
+    return size if type(size) is int else -1

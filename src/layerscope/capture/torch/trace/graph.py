@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from layerscope.capture.torch.tensors import shape_of_nested
 from layerscope.capture.torch.trace.arguments import HOLE, Found
 from layerscope.capture.torch.trace.externals import Externals
 from layerscope.capture.torch.trace.functions import Facts, Function, facts, source
@@ -222,19 +223,6 @@ class Graph:
     def _await_gradient(self, node: int, tensor: Tensor) -> None:
         if not self.gradients.awaits(node) and not is_wrapper(tensor):
             self.gradients.await_node(node, tensor)
-
-
-def shape_of_nested(tensor: Tensor) -> tuple[int, ...]:
-    """The shape of a nested tensor; a dimension of varying size is −1."""
-    return tuple(_regular_size(tensor, dimension) for dimension in range(tensor.dim()))
-
-
-def _regular_size(tensor: Tensor, dimension: int) -> int:
-    try:
-        size = tensor.size(dimension)
-    except RuntimeError:
-        return -1
-    return size if type(size) is int else -1
 
 
 def _autocast() -> str | None:
