@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -73,6 +74,18 @@ def divided(summaries: Encoded, factors: Floats) -> Encoded:
     field = np.maximum(exponent - 1 + spec.EXPONENT_BIAS, 1)
     moved = np.sign(codes) * ((field << m) + ((2 * mantissa - 1) * (1 << m)).astype(np.int64))
     offsets, bits = _regrouped(summaries.m, row, moved, counts)
+    return Encoded(moments, summaries.m, offsets, bits)
+
+
+def repeated(summaries: Encoded, times: Mapping[int, int]) -> Encoded:
+    """The summaries as of tensors in which each element of some rows occurs so many times."""
+    factors = np.ones(len(summaries.m), np.int64)
+    factors[list(times)] = list(times.values())
+    moments = summaries.moments.copy()
+    with np.errstate(over="ignore"):  # a sum that leaves float64 is ±Inf
+        moments[:, : spec.ADDED] *= factors[:, None]
+    row, codes, counts = spec.decode_rows(summaries.m, summaries.offsets, summaries.bits)
+    offsets, bits = encode_rows(summaries.m, row, codes.astype(np.int64), counts * factors[row])
     return Encoded(moments, summaries.m, offsets, bits)
 
 

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from layerscope.stats import reference, spec
-from layerscope.stats.combine import Encoded
+from layerscope.stats.combine import Encoded, repeated
 from layerscope.stats.formats import BYTES, STORED
 
 #: From so many elements on, several threads are faster than one; for less, `threads` makes no difference.
@@ -66,6 +66,7 @@ class Arena:
         self._ends = np.zeros(_FIRST_ROWS + 1, np.int64)  # end of each row's bit-counts << 4 | m, behind a zero
         self._bits = np.empty(_FIRST_BYTES, np.uint8)
         self._rows = 0
+        self._times: dict[int, int] = {}  # rows whose elements count more than once
         self._target = Target(scratch=self._scratch.ctypes.data, byte_values=_BYTE_VALUES.ctypes.data)
         self._target_at = ctypes.addressof(self._target)
         self._aim()
@@ -98,6 +99,11 @@ class Arena:
                 self._rows = self._summarize(plan[3 * (self._rows - first) :], self._target_at, threads)
             return first
 
+    def repeat(self, row: int, times: int) -> None:
+        """Let each element of the row's tensor count so many times."""
+        with self._lock:
+            self._times[row] = times
+
     def take(self, plan: list[int], threads: int, *beside: int) -> int:
         """Row of the summary of one tensor (see `add_many`), read together with what is wanted beside it.
 
@@ -127,14 +133,16 @@ class Arena:
         """All summaries since the last time, in arrays that belong to the caller."""
         with self._lock:
             rows, self._rows, self._target.rows = self._rows, 0, 0
+            times, self._times = self._times, {}
             ends = self._ends[: rows + 1]
             offsets = ends >> 4
-            return Encoded(
+            drained = Encoded(
                 self._moments[:rows].copy(),
                 (ends[1:] & 15).astype(np.uint8),
                 offsets,
                 self._bits[: offsets[-1]].copy(),
             )
+        return repeated(drained, times) if times else drained
 
 
 def _doubled(array: npt.NDArray[Any], used: int) -> npt.NDArray[Any]:  # Any: whatever the array holds

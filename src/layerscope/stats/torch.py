@@ -25,6 +25,7 @@ _MAGNITUDES = {torch.complex32: torch.complex64, torch.complex64: torch.complex6
 _NUMBER = {getattr(torch, name): kernel.format_number(name) for name in STORED if hasattr(torch, name)}
 _ONE_BYTE = {getattr(torch, name) for name in BYTES if hasattr(torch, name)}  # older versions lack some
 _MOST_THREADS = 4
+_MOST_REPEATED_BYTES = 1 << 28  # of a view that holds elements more than once, in a copy of it
 _SMALL_MATRIX = 256  # columns: for more, all singular values take longer than the largest alone
 _LEAST_ROUNDS, _MOST_ROUNDS = 8, 200
 
@@ -43,14 +44,21 @@ def add(arena: kernel.Arena, tensor: torch.Tensor) -> int:
     """Row of the tensor's summary in the arena.
 
     A summary does not depend on the order of the elements, so transposed and channels-last tensors are
-    read in place, too. Strided views with gaps, broadcast tensors and tensors on other devices are copied.
+    read in place, too. Of a broadcast tensor each distinct element is read once and counted as often as it
+    occurs. Strided views with gaps and tensors on other devices are copied.
     Of float4 tensors, which hold two elements in a byte, both are counted.
     """
     place = in_place(tensor)
-    if place is None:
-        tensor, number = _readable(tensor)
-        place = [_address(tensor), tensor.numel(), number]
-    return arena.add_many(place, threads_for(place[1]))
+    if place is not None:
+        return arena.add_many(place, threads_for(place[1]))
+    _refuse(tensor)
+    distinct, times = _distinct(tensor)
+    readable, number = _readable(distinct)
+    place = [_address(readable), readable.numel(), number]
+    row = arena.add_many(place, threads_for(place[1]))
+    if times != 1:
+        arena.repeat(row, times)
+    return row
 
 
 def add_many(arena: kernel.Arena, tensors: Sequence[torch.Tensor]) -> tuple[list[int], dict[int, SelectError]]:
@@ -185,7 +193,7 @@ def _no_memory(tensor: torch.Tensor) -> SelectError:
 
 def _readable(tensor: torch.Tensor) -> tuple[torch.Tensor, int]:
     """A tensor of the same values in one piece of the processor's memory, and the number of its format."""
-    _refuse(tensor)
+    _refuse_oversized(tensor)
     with torch.no_grad():
         if tensor.dtype in _MAGNITUDES:
             tensor = tensor.to(_MAGNITUDES[tensor.dtype]).abs()
@@ -194,6 +202,40 @@ def _readable(tensor: torch.Tensor) -> tuple[torch.Tensor, int]:
             tensor = tensor.view(torch.uint8)  # which can be copied on every device
         tensor = tensor.cpu().resolve_neg()
         return (tensor if not tensor.is_nested and _is_dense(tensor) else tensor.contiguous()), number
+
+
+def _distinct(tensor: torch.Tensor) -> tuple[torch.Tensor, int]:
+    """The tensor without its broadcast dimensions, and how often each element left occurs in it."""
+    if tensor.is_nested or 0 not in tensor.stride() or tensor.numel() == 0:
+        return tensor, 1
+    with torch.no_grad():
+        once = tensor.detach()
+        for dim, (size, stride) in enumerate(zip(tensor.shape, tensor.stride(), strict=True)):
+            if stride == 0 and size > 1:
+                once = once.narrow(dim, 0, 1)
+    return once, tensor.numel() // once.numel()
+
+
+def is_oversized(tensor: torch.Tensor) -> bool:
+    """Whether the tensor is a view that repeats elements so often that it must not be copied."""
+    if tensor.layout is not torch.strided or tensor.is_nested or is_lazy(tensor):
+        return False
+    size = tensor.numel() * tensor.element_size()
+    if size <= _MOST_REPEATED_BYTES:
+        return False
+    try:
+        return size > tensor.untyped_storage().nbytes()
+    except (RuntimeError, NotImplementedError):  # how a tensor without memory answers
+        return False
+
+
+def _refuse_oversized(tensor: torch.Tensor) -> None:
+    """Raise if the tensor is a view that must not be copied."""
+    if is_oversized(tensor):
+        raise SelectError(
+            f"It is a view of {tensor.numel():,} elements that repeats those of a smaller tensor, too many to copy. "
+            "Record the tensor that it is a view of."
+        )
 
 
 def _refuse(tensor: torch.Tensor) -> None:

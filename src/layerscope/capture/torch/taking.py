@@ -16,7 +16,14 @@ from layerscope.records import Kind
 from layerscope.stats.formats import WORDS
 from layerscope.stats.kernel import COMPILED
 from layerscope.stats.rows import RowArena
-from layerscope.stats.torch import dtype_name, in_place, largest_singular_value, sample_statistics, threads_for
+from layerscope.stats.torch import (
+    dtype_name,
+    in_place,
+    is_oversized,
+    largest_singular_value,
+    sample_statistics,
+    threads_for,
+)
 
 _ALIGNED, _MOST_EXPECTED = 16, 1 << 20  # bytes
 _MOST_PLANS = 4096
@@ -130,6 +137,10 @@ class Taker:
             return None
         take = Take(entry, dtype_name(tensor), is_value=is_value)
         take.row = row
+        if is_oversized(tensor):
+            what = f"Samples and values of {entry.name!r}"
+            self._intake.tell_once(what, f"{what} are not recorded: it is a view too large to copy.")
+            return take
         if entry.batch:
             assert entry.batch_dim is not None
             take.first, take.batch = sample_statistics(self.rows, tensor, entry.batch_dim)
