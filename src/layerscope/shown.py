@@ -65,14 +65,12 @@ export default { render };
 """
 
 
-def start_at(
-    view: str, words: Mapping[str, str | None], numbers: Mapping[str, int | None], there: Mapping[str, Sequence[str]]
-) -> str:
-    """The page's address that begins with a view and what is said of it; `there` is what the run has."""
-    known = {"view": tuple(VIEWS), "axis": tuple(AXES), "format": (NO_FORMAT, *FORMATS), **there}
+def start_at(view: str, words: Mapping[str, str | None], numbers: Mapping[str, int | None]) -> str:
+    """The page's address that begins with a view and what is said of it; other words are known to exist."""
+    known: dict[str, Sequence[str]] = {"view": tuple(VIEWS), "axis": tuple(AXES), "format": (NO_FORMAT, *FORMATS)}
     said = {name: word for name, word in {"view": view, **words}.items() if word is not None}
     for name, word in said.items():
-        if word not in known[name]:
+        if name in known and word not in known[name]:
             raise SelectError(unmatched(word, known[name], name))
     every = numbers["every"]
     if every is not None and every < 1:

@@ -14,9 +14,8 @@ from torch.optim import Optimizer
 from layerscope.capture.torch.hooks import is_wrapper
 from layerscope.errors import LayerscopeWarning, SelectError
 from layerscope.records import Kind, ModuleNode
-from layerscope.select import selected, unmatched
+from layerscope.select import ROOT, listed, selected, unmatched
 
-ROOT = "(model)"  # the watched model's own site: its path is empty, and a child may be called "model"
 Choice = str | re.Pattern[str] | type[nn.Module]
 Choices = Choice | Iterable[Choice] | None
 OF_PARAMETERS = frozenset((Kind.WEIGHT, Kind.WEIGHT_GRAD, Kind.UPDATE, Kind.OPTIMIZER))
@@ -91,10 +90,8 @@ def _chosen(choices: tuple[Choice, ...], modules: Mapping[str, nn.Module], names
 
 
 def _hits(choice: Choice, modules: Mapping[str, nn.Module], names: list[str]) -> set[str]:
-    if isinstance(choice, str):
+    if not isinstance(choice, type):
         return selected([choice], names)
-    if isinstance(choice, re.Pattern):
-        return {name for name in names if choice.search(name)}
     return {path for path, module in modules.items() if isinstance(module, choice)}
 
 
@@ -136,7 +133,6 @@ def choose(
     modules = {path or ROOT: module for path, module in model.named_modules()}
     names = [*modules, *dict(model.named_parameters()), *dict(model.named_buffers())]
     for choice in (*choices(sites), *choices(exclude)):
-        _check(choice)
         if choice != "*" and not _hits(choice, modules, names):
             raise SelectError(_missed(choice, modules, names))
     selection = Selection(model, _optimizers(optimizer), _kinds(kinds), choices(sites), choices(exclude))
@@ -153,27 +149,15 @@ def choose(
     return selection
 
 
-def choices(words: Choices) -> tuple[Choice, ...]:
-    """The user's words as a tuple, whether one or several were given."""
-    if words is None:
-        return ("*",)
-    several = isinstance(words, Iterable) and not isinstance(words, (str, type))
-    return tuple(words) if several else (words,)  # type: ignore[return-value, arg-type]  # checked where they are used
-
-
-def _check(choice: object) -> None:
-    if not isinstance(choice, (str, re.Pattern, type)):
-        raise SelectError(
-            f"A site is chosen by a name, a glob, a compiled regular expression or a module class, not {choice!r}."
-        )
+def choices(words: Choices, what: str = "site") -> tuple[Choice, ...]:
+    """The user's words as a tuple, whether one or several were given; lists may hold lists."""
+    return listed(words, what)
 
 
 def _missed(choice: Choice, modules: Mapping[str, nn.Module], names: list[str]) -> str:
     """What to tell somebody whose word selects nothing."""
-    if isinstance(choice, str):
+    if not isinstance(choice, type):
         return unmatched(choice, names, "site")
-    if isinstance(choice, re.Pattern):
-        return unmatched(choice.pattern, names, "site")
     classes = sorted({type(module).__name__ for module in modules.values()})
     return f"No module is a {choice.__name__}. There are: {', '.join(classes)}."
 
@@ -200,7 +184,7 @@ def _warn_of_strangers(model: nn.Module, optimizers: tuple[Optimizer, ...]) -> N
 def _kinds(kinds: Choices) -> frozenset[Kind]:
     names = [kind.value for kind in Kind]
     chosen: set[str] = set()
-    for choice in ("*",) if kinds == "all" else choices(kinds):
+    for choice in ("*",) if kinds == "all" else choices(kinds, "kind"):
         hits = set() if isinstance(choice, type) else _hits(choice, {}, names)
         if not hits:
             word = choice.pattern if isinstance(choice, re.Pattern) else choice
