@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from layerscope.records import CallNode, Edge
+from layerscope.records import Edge
 
 
 class Port(NamedTuple):
     """One tensor that a call took or gave."""
 
     name: str
-    shape: tuple[int, ...]
     tensor: int | None  # its number among the tensors of the forward; None if it came from nowhere we know
 
 
@@ -39,13 +38,6 @@ class Made(NamedTuple):
 
 
 Source = tuple[CallSeen, str]
-
-
-def call_nodes(calls: Iterable[CallSeen]) -> Iterator[CallNode]:
-    """The calls as a graph of the run holds them."""
-    for call in calls:
-        ports = (tuple((port.name, port.shape) for port in side) for side in (call.inputs, call.outputs))
-        yield CallNode(call.site, call.path, call.parent.site if call.parent else "", *ports)
 
 
 def edges(calls: Sequence[CallSeen], made: Sequence[Made]) -> Iterator[Edge]:

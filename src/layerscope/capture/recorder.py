@@ -58,6 +58,10 @@ class Listener(Protocol):
         """Read what is read at the end of a step and hand over all of the step."""
         ...
 
+    def keep(self, taken: Taken) -> None:
+        """A step that has ended is recorded."""
+        ...
+
     def has_heard(self) -> bool:
         """Whether anything was read in the step in progress."""
         ...
@@ -101,6 +105,7 @@ class Recorder(InLoop):
         self._book = Book(sink)
         self._first_step = self._step = first_step
         self._names: set[str] = set()  # of KPIs
+        self._spelling: dict[str, str] = {}  # of KPIs, by their names in lower case
         self._nodes: dict[tuple[object, ...], Node] = {}
         self._listening = False
         self._wanted = False  # whether the step in progress is recorded, however it goes
@@ -162,6 +167,7 @@ class Recorder(InLoop):
         if reason != "schedule":
             self._sink.put(Event(ended.step, "kept", f"Kept: {reason}.", time.time()))
         self._sink.put(*ended.taken.records)
+        self._listener.keep(ended.taken)
         found = ended.taken.dependence
         if found is not None:
             info = ended.now.info(ended.step, reason, self._book.graphs(found))
@@ -209,7 +215,7 @@ class Recorder(InLoop):
                 raise StateError(
                     f"A KPI cannot be called {name!r}: every table of KPIs has a column of that name. Rename it."
                 )
-            first = next((known for known in self._names if known.lower() == name.lower()), name)
+            first = self._spelling.setdefault(name.lower(), name)
             if first != name:
                 raise StateError(
                     f"The KPIs {first!r} and {name!r} differ only in case, which SQL ignores. Rename one of them."

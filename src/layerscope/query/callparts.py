@@ -7,8 +7,9 @@ parts are the modules, and nothing flows.
 
 from __future__ import annotations
 
+import heapq
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -18,6 +19,7 @@ from layerscope.records import CallNode, Edge, Graph, ModuleNode, name_in
 MODEL = "(model)"
 LEAST_REPEATS, LEAST_SMALL = 3, 6  # blocks in a row that are folded; modules without anything inside, folded together
 LONGEST_PERIOD = 8
+MOST_COPIES = 4  # of a call that happened in several others, on average
 
 
 class PartRole(str, Enum):
@@ -96,18 +98,39 @@ class CallParts:
             parent = self.parts[parent].parent
         return parent
 
-    def _add_calls(self, calls: Iterable[CallNode]) -> None:
-        known: dict[str, int] = {"": 0}
-        waiting = list(calls)
-        for call in waiting:  # a call is recorded after the one it happened in
-            around = known.get(call.parent, 0)
+    def _add_calls(self, calls: Sequence[CallNode]) -> None:
+        """Put each call into every call that it happened in, which may be several in different forwards."""
+        inside: dict[str, list[CallNode]] = defaultdict(list)
+        for call in calls:
+            inside[call.parent].append(call)
+        known = {call.site for call in calls}
+        inside[""] += [call for call in calls if call.parent and call.parent not in known]
+        most = MOST_COPIES * len(calls)
+        waiting: list[tuple[int, CallNode, frozenset[str]]] = [(0, call, frozenset()) for call in inside[""][::-1]]
+        while waiting:
+            around, call, sites = waiting.pop()
             part = self.add(around, PartRole.CALL)
             part.site, part.path, part.call = call.site, call.path, call
             if name_in(call.site, (call.path,)) != call.path:
                 part.role = PartRole.TENSOR
             part.module = self._modules.get(call.path) or self._modules.get("" if call.path == MODEL else call.path)
             self.parts[around].children.append(part.index)
-            known.setdefault(call.site, part.index)
+            within = sites | {call.site}
+            if len(self.parts) < most and part.role is PartRole.CALL:
+                waiting += [(part.index, each, within) for each in inside[call.site][::-1] if each.site not in within]
+
+    def without_flow(self) -> list[Part]:
+        """Calls of which no forward was traced, so that nothing is known of the data that went in and came out."""
+        wired = {end for wires in self.wires.values() for wire in wires for end in (wire.source, wire.target)}
+        return [
+            part
+            for part in self.parts[1:]
+            if part.parent >= 0
+            and part.call is not None
+            and part.index not in wired
+            and part.call.parent
+            and (part.call.inputs or part.call.outputs)
+        ]
 
     def _add_modules(self, modules: Iterable[ModuleNode]) -> None:
         known = {"": 0}
@@ -130,18 +153,34 @@ class CallParts:
         for edge in edges:
             for source in of_site[edge.source]:
                 for target in of_site[edge.target]:
-                    inner = self.parts[source].parent, self.parts[target].parent
-                    ends = (source, edge.source_port, target, edge.target_port, edge.join)
-                    if source == target:
-                        inside[source].append((None, ends[1], None, *ends[3:]))
-                    elif inner[1] == source:
-                        inside[source].append((None, *ends[1:]))
-                    elif inner[0] == target:
-                        inside[target].append((source, ends[1], None, *ends[3:]))
-                    elif inner[0] == inner[1]:
-                        inside[inner[0]].append(ends)
+                    self._add_end((source, edge.source_port, target, edge.target_port, edge.join), inside)
         for call, found in inside.items():
+            self._sort(call, found)
             self.wires[call] = _Merging(self, call).run(found)
+
+    def _add_end(self, ends: tuple[int, str, int, str, str], inside: dict[int, list[_End]]) -> None:
+        """Add an edge to the call it lies in, if its ends are side by side or one around the other."""
+        source, _, target, target_port, _ = ends
+        inner = self.parts[source].parent, self.parts[target].parent
+        if source == target and not target_port.startswith("input"):
+            inside[source].append((None, ends[1], None, *ends[3:]))
+        elif inner[0] == inner[1]:  # an outermost call may take what it gave before
+            inside[inner[0]].append(ends)
+        elif inner[1] == source:
+            inside[source].append((None, *ends[1:]))
+        elif inner[0] == target:
+            inside[target].append((source, ends[1], None, *ends[3:]))
+
+    def _sort(self, call: int, ends: Iterable[_End]) -> None:
+        """Put the calls inside one after those they take data from: they stand as they were first seen, some late."""
+        children = self.parts[call].children
+        order = {child: at for at, child in enumerate(children)}
+        givers: dict[int, set[int]] = defaultdict(set)
+        for source, _, target, *_ in ends:
+            if source is not None and target is not None and source != target:
+                givers[target].add(source)
+        if any(order[giver] > order[child] for child, those in givers.items() for giver in those):
+            self.parts[call].children = _after_givers(children, givers)
 
     def _drop_whole(self) -> None:
         """One outermost call is the whole itself."""
@@ -206,6 +245,31 @@ class CallParts:
             key = (part.role, built, tuple(self._kind(child) for child in part.children))
             self._kinds[index] = self._alike.setdefault(key, len(self._alike))
         return self._kinds[index]
+
+
+def _after_givers(children: Sequence[int], givers: Mapping[int, set[int]]) -> list[int]:
+    """The children in their order, but each after those that it takes data from; in a circle the first goes first."""
+    order = {child: at for at, child in enumerate(children)}
+    takers: dict[int, list[int]] = defaultdict(list)
+    for child, those in givers.items():
+        for giver in those:
+            takers[giver].append(child)
+    missing = {child: len(givers.get(child, ())) for child in children}
+    free = [order[child] for child in children if not missing[child]]
+    placed: dict[int, None] = {}
+    for first in children:
+        if not free and first not in placed:
+            free = [order[first]]
+        while free:
+            child = children[heapq.heappop(free)]
+            if child in placed:
+                continue
+            placed[child] = None
+            for taker in takers[child]:
+                missing[taker] -= 1
+                if not missing[taker]:
+                    heapq.heappush(free, order[taker])
+    return list(placed)
 
 
 def _repeats(kinds: Sequence[int], is_block: Callable[[int], bool]) -> Iterator[tuple[int, int, int]]:

@@ -24,10 +24,7 @@ MARGIN, CHEVRON, TIMES = 9, 16, 26  # beside the text; for the sign that it can 
 SHORTEST_TITLE = 150
 SENT_WHOLE = 1500  # parts of a graph that is sent with the order of all its groups
 FEW = 3  # a group with no more children than this is open at first
-NO_CALLS = (
-    "Arrows are missing: no call of the watched module itself was seen. Of a container whose parts are called one by "
-    "one, watch each part as a run of its own. Boxes stand in the order in which the modules were made."
-)
+NO_CALLS = "Arrows are missing: no call of a module was seen. Boxes stand in the order in which the modules were made."
 OF_PARAMETERS = {Kind.WEIGHT, Kind.WEIGHT_GRAD, Kind.UPDATE, Kind.OPTIMIZER, Kind.BUFFER}
 
 
@@ -53,7 +50,7 @@ class ModuleGraph:
         sizes = [_size(part, words[part.index], times[part.index]) for part in parts]
         return NestedGraph(
             title=words[0][0],
-            note="" if self.parts.is_flow_known else NO_CALLS,
+            note=_note(self.parts),
             parents=tuple(part.parent for part in parts),
             roles=tuple(part.role.value for part in parts),
             names=tuple(name for name, _ in words),
@@ -100,6 +97,20 @@ class ModuleGraph:
             ran = _ran(self.parts, part)
             if len(ran) <= FEW:
                 waiting += ran
+
+
+def _note(parts: CallParts) -> str:
+    """What is missing in the picture."""
+    if not parts.is_flow_known:
+        return NO_CALLS
+    names = list(dict.fromkeys(part.site for part in parts.without_flow()))
+    if not names:
+        return ""
+    named = ", ".join(map(_shown, names[:3])) + (" …" if len(names) > 3 else "")
+    return (
+        f"Arrows are missing at {len(names)} call{'s' if len(names) > 1 else ''} ({named}): these were seen only in "
+        "orders of calls that were not traced. An order that occurs again is traced then."
+    )
 
 
 def _ran(parts: CallParts, part: Part) -> list[int]:
@@ -235,6 +246,7 @@ class PartNumbers:
     kind: str
     stat: str
     mode: str
+    context: str  # "" for none
     step: int  # the last one recorded at or before the step asked for
     parts: Ints
     values: Floats
@@ -271,4 +283,4 @@ class Colouring:
         kept = states != MISSING
         asked = matrix.question
         found = self._parts[kept], values[kept], self._scale
-        return PartNumbers(asked.kind, asked.stat, asked.mode, int(matrix.steps[row]), *found)
+        return PartNumbers(asked.kind, asked.stat, asked.mode, asked.context, int(matrix.steps[row]), *found)

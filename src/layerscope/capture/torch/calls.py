@@ -10,18 +10,20 @@ from torch import nn
 
 from layerscope.capture.torch.gradients import Consumers, Edge, Flow
 from layerscope.capture.torch.intake import Place
-from layerscope.capture.torch.structure import TracedForward
+from layerscope.capture.torch.structure import Key, TracedForward
 from layerscope.records import Mode
 
 
 class Call:
     """One call of a module of the model, in progress."""
 
-    __slots__ = ("again", "first_node", "inputs", "inside", "module", "names", "site", "waits")
+    __slots__ = ("again", "first_node", "inputs", "inside", "is_new", "module", "names", "parent", "site", "waits")
 
-    def __init__(self, module: nn.Module, site: str) -> None:
+    def __init__(self, module: nn.Module, site: str, parent: str) -> None:
         self.module = module
         self.site = site
+        self.parent = parent  # site of the call around it, "" for an outermost one
+        self.is_new = False  # whether the graph of calls lacks it
         # Checkpointing computes it a second time, while backward runs: its values were read the first time.
         self.again = torch._C._current_graph_task_id() != -1
         self.first_node: int = torch._C._autograd._get_sequence_nr()  # what autograd will number the next node
@@ -42,10 +44,9 @@ class Thread(threading.local):
     def __init__(self) -> None:
         self.calls: list[Call] = []
         self.counts: dict[nn.Module, int] = {}
-        self.sites: list[str] = []  # in the order of the calls
-        self.order = 0  # a hash of that, when the outermost call has ended
+        self.order: list[Key] = []  # the calls inside the outermost one so far, and tensors named in them
         self.forward: TracedForward | None = None
-        self.frame: FrameType | None = None  # where the model was called, while it runs
+        self.frame: FrameType | None = None  # where the outermost module was called, while it runs
         self.told: dict[tuple[nn.Module, str], int] = {}  # the same inside compiled regions, by port
 
 

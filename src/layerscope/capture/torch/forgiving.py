@@ -19,10 +19,12 @@ class ForgivingTracer(Tracer):
     def __init__(self, model: nn.Module | None) -> None:
         super().__init__(model, keep=False, gradients=False)
         self.ops.forgiving = True
+        self.begun: FrameType | None = None  # of the call that the tracer was told of before its hooks could hear of it
 
     def before_module(self, module: nn.Module, args: tuple[Any, ...], frame: FrameType) -> None:
         """Begin the call of a module."""
-        self.attempt(super().before_module, module, args, frame)
+        if frame is not self.begun:
+            self.attempt(super().before_module, module, args, frame)
 
     def after_module(self, module: nn.Module, result: object, frame: FrameType) -> None:
         """End the call of a module."""

@@ -23,10 +23,12 @@ from layerscope.capture.torch.gradients import Gradients, edge_of, gradient_plac
 from layerscope.capture.torch.guard import Guard
 from layerscope.capture.torch.hooks import Hook, is_recorded_by_others
 from layerscope.capture.torch.intake import Intake, Place
-from layerscope.capture.torch.structure import Structure, TracedForward
-from layerscope.capture.torch.targets import ROOT, Targets, numbered
+from layerscope.capture.torch.roots import Roots
+from layerscope.capture.torch.structure import Key, Structure, TracedForward
+from layerscope.capture.torch.targets import Targets, numbered
 from layerscope.capture.torch.tensors import inputs_in, tensors_in
 from layerscope.records import Kind, Mode, Reading
+from layerscope.select import ROOT
 
 OF_MODULES = frozenset(
     (Kind.INPUT, Kind.INPUT_GRAD, Kind.INPUT_GRAD_NORM, Kind.OUTPUT, Kind.OUTPUT_GRAD, Kind.OUTPUT_GRAD_NORM)
@@ -44,6 +46,7 @@ class Forwards:
         self._gradients = gradients
         self._guard = guard
         self._structure = structure
+        self._roots = Roots()
         self._thread = Thread()
         self._lock = threading.Lock()
         self._behind: dict[nn.Module, tuple[RemovableHandle, int]] = {}  # and how many calls in progress wait for it
@@ -59,7 +62,6 @@ class Forwards:
         if not targets.kinds & FORWARD_KINDS:
             return []
         self._replaceable = True
-        self.begin_step()
         self._changing = {module for module in self._read if module._forward_pre_hooks}
         return [
             register_module_forward_pre_hook(self._before),
@@ -70,17 +72,13 @@ class Forwards:
             ),
         ]
 
-    def begin_step(self) -> None:
-        """Make ready for a step; hooks are in place."""
-        if self._replaceable:
-            self._structure.open()
-
     def start_over(self, targets: Targets) -> None:
         """Forget the step."""
         self._take_targets(targets)
         if self._thread.calls or self._thread.forward is not None:
             self._abandon()
-        self._structure.close()
+        self._structure.start_over()
+        self._roots.start_over()
         self._thread = Thread()
         self.called.clear()
         while self._behind:
@@ -101,13 +99,23 @@ class Forwards:
             count = call.names[name] = call.names.get(name, 0) + 1
             name = numbered(name, count)
         site = name if call is None or call.site == ROOT else f"{call.site}.{name}"
-        if self._thread.forward is not None:
-            self._thread.forward.name(tensor, site)
+        if call is not None and self._replaceable and not call.again:
+            self._add_named(call, tensor, site)
         mode = Mode.TRAIN if call is None else call.mode
         if Kind.TENSOR in self._targets.kinds and (call is None or not call.again):
             self._intake.add(tensor, Place(site, "tensor", Kind.TENSOR, mode, Reading.FORWARD))
         if Kind.TENSOR_GRAD in self._targets.kinds and tensor.requires_grad:
             self._gradients.follow(tensor, gradient_place(site, "tensor", Kind.TENSOR_GRAD, mode))
+
+    def _add_named(self, call: Call, tensor: Tensor, site: str) -> None:
+        """Add a tensor that was named inside a call to the graph."""
+        key = site, call.site
+        self._thread.order.append(key)
+        if self._structure.lacks(key):
+            self._structure.add_call(key, self._targets.members[call.module], [("tensor", tensor)])
+            self._structure.complete(key, [("tensor", tensor)])
+        if self._thread.forward is not None:
+            self._thread.forward.name(tensor, site)
 
     def _before(self, module: nn.Module, args: tuple[object, ...]) -> None:
         path = self._targets.members.get(module)
@@ -116,15 +124,17 @@ class Forwards:
         read = module in self._read and (self._inputs or module._forward_hooks)
         if not read and self._thread.calls and path != ROOT:  # quickly: of most there is nothing to read
             self._guard.calls += 1
-            self._begin(module)
+            call = self._begin(module)
+            if call.is_new:
+                self._guard.run(self._add_call, call, args, sys._getframe(1).f_locals.get("kwargs", {}))
             return
         frame = sys._getframe(1)
-        if path == ROOT:
-            if self._thread.frame is not None and not is_below(frame, self._thread.frame):
-                self._guard.run(self._abandon)
-            if not self._thread.calls:
-                self._thread.frame = frame
-                self._guard.run(self._begin_tracing, module, args, frame)
+        calls, began = self._thread.calls, self._thread.frame
+        if calls and began is not None and (path == ROOT or module is calls[0].module) and not is_below(frame, began):
+            self._guard.run(self._abandon)
+        if not calls:
+            self._thread.frame = frame
+            self._guard.run(self._begin_tracing, module, args, frame)
         self.enter(module, args, frame.f_locals.get("kwargs", {}))
 
     def _after(self, module: nn.Module, args: object, output: object) -> None:
@@ -134,10 +144,12 @@ class Forwards:
         calls = self._thread.calls
         if len(calls) > 1 and calls[-1].module is module and module not in self._read:
             self._guard.calls += 1
-            calls.pop()
+            call = calls.pop()
+            if call.is_new and output is not None:
+                self._guard.run(self._structure.complete, (call.site, call.parent), tensors_in(output, "output"))
             return
         self._guard.run(self._leave, module, output)
-        if self._thread.forward is not None:
+        if not calls and self._thread.order:
             self._end_tracing(output, sys._getframe(1))
 
     def _abandon(self) -> None:
@@ -145,27 +157,34 @@ class Forwards:
         thread = self._thread
         if thread.forward is not None:
             thread.forward.leave()
+        if thread.order:
+            self._structure.note(thread.order, None, is_whole=False)
         for call in thread.calls:
             self._leave_behind(call)
-        for left in (thread.calls, thread.sites, thread.counts, thread.told):
+        for left in (thread.calls, thread.counts, thread.told):
             left.clear()
+        thread.order = []
         thread.forward = thread.frame = None
 
-    def _begin_tracing(self, model: nn.Module, args: tuple[object, ...], frame: FrameType) -> None:
+    def _begin_tracing(self, module: nn.Module, args: tuple[object, ...], frame: FrameType) -> None:
         if torch._C._current_graph_task_id() == -1:
-            self._thread.forward = self._structure.begin(model, self._targets.members)
+            self._thread.forward = self._structure.begin(module, self._targets.members)
             if self._thread.forward is not None:
                 self._thread.forward.begin(args, frame)
 
     def _end_tracing(self, output: object, frame: FrameType) -> None:
-        if self._thread.forward is not None and not self._thread.calls:
-            forward, self._thread.forward = self._thread.forward, None
-            self._guard.run(self._take_forward, forward, output, frame)
+        """End the outermost call, of which everything else was taken."""
+        thread = self._thread
+        if thread.calls or not thread.order:
+            return
+        order, thread.order = thread.order, []
+        forward, thread.forward = thread.forward, None
+        self._guard.run(self._note_order, order, forward, output, frame)
 
-    def _take_forward(self, forward: TracedForward, output: object, frame: FrameType) -> None:
-        forward.end(output, frame)
-        if output is not None:
-            self._structure.take(forward, self._thread.order)
+    def _note_order(self, order: list[Key], forward: TracedForward | None, output: object, frame: FrameType) -> None:
+        if forward is not None:
+            forward.end(output, frame)
+        self._structure.note(order, forward, is_whole=output is not None)
 
     def enter(self, module: nn.Module, args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
         """A module of the model is about to be called."""
@@ -184,15 +203,27 @@ class Forwards:
         thread = self._thread
         count = thread.counts[module] = thread.counts.get(module, 0) + 1
         self.called.add(module)
-        call = Call(module, numbered(self._targets.members[module], count))
+        around = thread.calls[-1] if thread.calls else None
+        call = Call(module, numbered(self._targets.members[module], count), around.site if around else "")
         thread.calls.append(call)
-        thread.sites.append(call.site)
+        if self._replaceable and not call.again:
+            key = call.site, call.parent
+            thread.order.append(key)
+            call.is_new = self._structure.lacks(key)
         return call
+
+    def _add_call(self, call: Call, args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
+        """Add a call to the graph, which lacks it."""
+        self._structure.add_call((call.site, call.parent), self._targets.members[call.module], inputs_in(args, kwargs))
 
     def _enter(self, module: nn.Module, args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
         if module not in self._targets.members:  # no longer part of the model
             return
         call = self._begin(module)
+        if call.is_new:
+            self._add_call(call, args, kwargs)
+        if not call.parent and self._replaceable and not call.again:
+            self._structure.add_edges(self._roots.edges_into(call.site, inputs_in(args, kwargs)))
         if module not in self._read:
             return
         if module not in self._changing:
@@ -249,17 +280,17 @@ class Forwards:
             thread.counts.clear()
             thread.told.clear()
             thread.frame = None
-            thread.order = hash(tuple(thread.sites))
-            thread.sites.clear()
-            if self._targets.members.get(module) == ROOT and thread.forward is None:
-                self._structure.note(thread.order)
 
     def _take_outputs(self, call: Call, output: object) -> None:
         """Read what came out of a module."""
         chosen, around = call.module in self._read, self._thread.calls
-        if not chosen and around:
+        if not chosen and around and not call.is_new:
             return
         tensors = list(tensors_in(output, "output"))
+        if call.is_new and output is not None:
+            self._structure.complete((call.site, call.parent), tensors)
+        if not around and self._replaceable and not call.again:
+            self._roots.give(call.site, tensors)
         if chosen and Kind.OUTPUT in self._targets.kinds and not call.again:
             for port, tensor in tensors:
                 self._intake.add(tensor, Place(call.site, port, Kind.OUTPUT, call.mode, Reading.FORWARD))

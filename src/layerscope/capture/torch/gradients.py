@@ -17,6 +17,7 @@ from torch.utils.hooks import RemovableHandle
 from layerscope.capture.torch.guard import Guard
 from layerscope.capture.torch.intake import Intake, Place
 from layerscope.records import Kind, Mode, Reading
+from layerscope.stats.torch import is_oversized
 
 _NORM = {Kind.INPUT_GRAD: Kind.INPUT_GRAD_NORM, Kind.OUTPUT_GRAD: Kind.OUTPUT_GRAD_NORM}
 Edge = tuple[Node, int]
@@ -142,8 +143,13 @@ class Gradients:
             if place.kind in self._kinds:
                 self.intake.add(gradient, place)
             norm = _NORM.get(place.kind)
-            if norm is not None and norm in self._kinds and gradient.layout is torch.strided:
+            if norm in self._kinds and gradient.layout is torch.strided and not gradient.is_nested:
+                if is_oversized(gradient):
+                    what = f"{norm and norm.value} of {place.site!r}"
+                    self.intake.tell_once(what, f"{what} is not recorded: the gradient is a view too large to copy.")
+                    continue
                 norms = _per_sample(gradient) if norms is None else norms
+                assert norm is not None
                 self.intake.add(norms, place._replace(kind=norm))
 
 

@@ -15,7 +15,7 @@ from layerscope.capture.collector import Collector
 from layerscope.errors import LayerscopeError, SelectError, StateError
 from layerscope.records import Kind, Mode, Reading
 from layerscope.stats.derive import RESERVED
-from layerscope.stats.torch import add, add_many, dtype_name, thinned
+from layerscope.stats.torch import add, add_many, dtype_name, is_oversized, thinned
 
 OwnStatistics = Callable[[Tensor], Mapping[str, float]]
 
@@ -28,6 +28,7 @@ class Place(NamedTuple):
     kind: Kind
     mode: Mode
     reading: Reading
+    context: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +100,11 @@ class Intake:
             return None
         self.note(tensor, row)
         if self._own is not None:
-            self._add_own(tensor, row)
+            if is_oversized(tensor):
+                what = f"{kind.value} of {site!r}"
+                self.tell_once(f"own {what}", f"{what} has no statistics of your own: it is a view too large to copy.")
+            else:
+                self._add_own(tensor, row)
         return row
 
     def reads_all(self, elements: int) -> bool:

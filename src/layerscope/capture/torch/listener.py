@@ -22,7 +22,7 @@ from layerscope.capture.torch.named import NamedTensors, Settings
 from layerscope.capture.torch.parameters import Parameters
 from layerscope.capture.torch.structure import Structure
 from layerscope.capture.torch.targets import Selection, Targets, module_nodes
-from layerscope.records import CallNode, Edge, Graph, Kind, Reading
+from layerscope.records import Graph, Kind, Reading
 
 if TYPE_CHECKING:
     from layerscope.capture.torch.compiled import CompiledModules
@@ -57,7 +57,8 @@ class TorchListener:
         self._intake = Intake(collector, warn, extent)
         self._gradients = Gradients(self._intake, self._guard, selection.kinds)
         self.named = NamedTensors(self._gradients, self._guard, selection, settings)
-        self._forwards = Forwards(self._intake, self._gradients, self._guard, Structure(self._put_graph, warn))
+        self._structure = Structure(report)
+        self._forwards = Forwards(self._intake, self._gradients, self._guard, self._structure)
         self._parameters = Parameters(self._intake, self._guard, selection.optimizers)
         self._told_unseen = False
         self._holds = False  # gradients to the end of a step, since AMP was seen to skip one
@@ -122,7 +123,6 @@ class TorchListener:
         """Forget the step in progress, and look up the modules and parameters as they are now."""
         self._targets = self._selection.targets()
         self._start_over()
-        self._forwards.begin_step()
 
     def finish(self, step: int, now: NamedStep) -> Taken:
         """Read what is read at the end of a step and hand over all of it."""
@@ -131,6 +131,12 @@ class TorchListener:
         if not self._guard.failed:
             self.discard()
         return self._taken
+
+    def keep(self, taken: Taken) -> None:
+        """A step that has ended is recorded: what it adds to the graph is not handed over again."""
+        for record in taken.records:
+            if isinstance(record, Graph):
+                self._structure.keep(record.calls, record.edges)
 
     def has_heard(self) -> bool:
         """Whether anything was read in the step in progress."""
@@ -154,6 +160,10 @@ class TorchListener:
         if now.entries:
             records = (*taken.records, *deep)
             taken = Taken(taken.summaries, taken.bytes + size, records, self.named.dependence(now))
+        calls, edges = self._structure.news()
+        if calls or edges:
+            graph = Graph(module_nodes(self._selection.model), calls, edges)
+            taken = taken._replace(records=(*taken.records, graph))
         self._taken = taken
         self._tell_unseen()
 
@@ -220,9 +230,6 @@ class TorchListener:
         self._gradients.start_over()
         self._forwards.start_over(self._targets)
         self._parameters.start_over(self._targets)
-
-    def _put_graph(self, calls: tuple[CallNode, ...], edges: tuple[Edge, ...]) -> None:
-        self._collector.put(Graph(module_nodes(self._selection.model), calls, edges))
 
     def _named(self, tensor: object, name: str) -> None:
         if isinstance(tensor, Tensor) and not is_recorded_by_others():

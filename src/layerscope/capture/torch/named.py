@@ -140,7 +140,7 @@ class NamedTensors:
         if series is None:
             what = (Kind.TENSOR, Reading.FORWARD) if take.is_value else (Kind.TENSOR_GRAD, Reading.BACKWARD)
             site, port = named_site(entry.name, entry.iteration), gradient_port(entry.role, take.loss)
-            identity = (site, port, what[0], Mode.TRAIN if entry.is_training else Mode.EVAL, what[1], take.dtype)
+            identity = (site, port, what[0], Mode.TRAIN if entry.is_training else Mode.EVAL, what[1], "", take.dtype)
             series = self._series[key] = self._intake.collector.number(identity, entry.shape)
         take.series = series
         self._intake.collector.count_into(series, take.row)

@@ -1,7 +1,8 @@
-"""The graph of the model's calls, seen by tracing one forward now and then.
+"""The graph of the model's calls.
 
-The first recorded forward is traced, and the next one whenever the modules were called in an order not seen before, so
-that control flow adds to the graph. Any other forward is only listened to.
+Every call of a recorded forward is in it: the hooks that are in place anyway hear of it. How data flowed between the
+calls is known from forwards that were traced: the first ones, until several in a row brought no new order of calls, and
+again as long as an order has occurred that was not traced yet. The cost is bounded: `MOST_ORDERS`, `MOST_TRACED`.
 """
 
 from __future__ import annotations
@@ -12,14 +13,19 @@ from types import FrameType
 
 from torch import Tensor, nn
 
-from layerscope.capture.callgraph import CallSeen, Made, Port, call_nodes, edges
+from layerscope.capture.callgraph import CallSeen, Made, Port, edges
 from layerscope.capture.torch.forgiving import ForgivingTracer
 from layerscope.capture.torch.targets import numbered
-from layerscope.capture.torch.tensors import inputs_in, tensors_in
+from layerscope.capture.torch.tensors import inputs_in, shape_of, tensors_in
 from layerscope.capture.torch.trace.modulecalls import ModuleCall, switchboard
 from layerscope.records import CallNode, Edge
 
-MOST_TRACED = 24  # a model that never does the same twice is not traced for ever
+MOST_ORDERS = 24  # that are traced: a model that never does the same twice is not traced for ever
+MOST_TRACED = 240  # forwards, most of them while waiting for a rare order to occur again
+SETTLED = 3  # forwards in a row without a new order, after which tracing pauses
+
+Key = tuple[str, str]  # a call: its site, and the site of the call around it
+Ports = tuple[tuple[str, tuple[int, ...]], ...]
 
 
 class TracedForward:
@@ -34,21 +40,23 @@ class TracedForward:
         self._owner: dict[int, CallSeen] = {}  # by the tracer's number of the call
 
     def begin(self, args: tuple[object, ...], frame: FrameType) -> None:
-        """The model is about to be called."""
+        """The outermost module is about to be called."""
         model = self.tracer.model
         assert model is not None
         switchboard.connect(self)  # before the tracer: it then hears of the end of a call after it
         self.tracer.__enter__()
         number = len(self.tracer.calls)
         self.tracer.before_module(model, args, frame)  # makes the inputs known
+        self.tracer.begun = frame
         self.tracer.attempt(self._enter, model, args, frame, number)
 
     def end(self, output: object, frame: FrameType) -> None:
-        """The model was called."""
+        """The outermost module was called, or raised."""
         model = self.tracer.model
         assert model is not None
-        self.tracer.after_module(model, output, frame)
-        self.after_module(model, output, frame)
+        if self._open:  # else the tracer's own hooks came before ours, and have told it
+            self.tracer.after_module(model, output, frame)
+            self.after_module(model, output, frame)
         self.leave()
 
     def leave(self) -> None:
@@ -58,7 +66,7 @@ class TracedForward:
 
     def before_module(self, module: nn.Module, args: tuple[object, ...], frame: FrameType) -> None:
         """A module is about to be called."""
-        if self.tracer.ops.is_looking():
+        if frame is not self.tracer.begun and self.tracer.ops.is_looking():
             self.tracer.attempt(self._enter, module, args, frame, len(self.tracer.calls))
 
     def _enter(self, module: nn.Module, args: tuple[object, ...], frame: FrameType, number: int) -> None:
@@ -105,13 +113,13 @@ class TracedForward:
 
     def _ports(self, named: Iterable[tuple[str, Tensor]]) -> list[Port]:
         node_of = self.tracer.graph.memory.node_of
-        return [Port(name, tuple(tensor.shape), node_of(tensor)) for name, tensor in named]
+        return [Port(name, node_of(tensor)) for name, tensor in named]
 
-    def graph(self) -> tuple[tuple[CallNode, ...], tuple[Edge, ...]]:
-        """What was seen."""
+    def edges(self) -> tuple[Edge, ...]:
+        """How data flowed."""
         owners = [self._owner_of(call) for call in self.tracer.calls]
         made = [Made(owners[row[5]], row[3][1::2]) for row in self.tracer.ops.nodes.rows]
-        return tuple(call_nodes(self._calls)), tuple(dict.fromkeys(edges(self._calls, made)))
+        return tuple(dict.fromkeys(edges(self._calls, made)))
 
     def _owner_of(self, call: ModuleCall) -> CallSeen | None:
         """The call of a module of the model: this one, or the one around a module of somebody else's."""
@@ -120,64 +128,118 @@ class TracedForward:
 
 
 class Structure:
-    """Decides which forward is traced, and hands over what is new in the graph."""
+    """The calls of recorded forwards, and which of them are traced; hands over what a kept step adds to the graph."""
 
-    def __init__(
-        self, put: Callable[[tuple[CallNode, ...], tuple[Edge, ...]], None], report: Callable[[str], None]
-    ) -> None:
-        self._put = put
+    def __init__(self, report: Callable[[str, str], None]) -> None:
         self._report = report
         self._connected = False
-        self._orders: set[int] = set()  # in which modules were called in traced forwards
-        self._wanted = True
+        self._nodes: dict[Key, CallNode] = {}
+        self._complete: set[Key] = set()  # of them, those whose ports are all known
+        self._edges_of: dict[int, tuple[Edge, ...]] = {}  # by the order of calls, as far as it was traced
+        self._owed: set[int] = set()  # orders that occurred in no traced forward
+        self._settled = 0  # forwards in a row whose order had been traced
         self._traced = 0
-        self._known: set[CallNode | Edge] = set()
+        self._has_given_up = False
+        self._calls: dict[Key, None] = {}  # of the step in progress
+        self._edges: dict[Edge, None] = {}
+        self._orders: set[int] = set()
+        self._kept: set[CallNode | Edge] = set()
 
-    def open(self) -> None:
-        """Make ready for a step.
+    def start_over(self) -> None:
+        """Forget the step, and take the hooks of tracers away.
 
         A tracer takes its hooks away when its forward has ended, which torch does not bear inside a hook when the
         forward raised. While somebody else wants them they stay.
         """
-        if self._wanted and self._traced < MOST_TRACED and not self._connected:
-            self._connected = True
-            switchboard.connect(self)
-
-    def close(self) -> None:
-        """End the step."""
         if self._connected:
             self._connected = False
             switchboard.disconnect(self)
+        if self._calls:
+            self._calls, self._edges, self._orders = {}, {}, set()
 
     def before_module(self, module: nn.Module, args: tuple[object, ...], frame: FrameType) -> None:
-        """Nothing: whoever traces listens for itself."""
+        """Do nothing: a traced forward listens for itself."""
 
     def after_module(self, module: nn.Module, result: object, frame: FrameType) -> None:
-        """Nothing: whoever traces listens for itself."""
+        """Do nothing: a traced forward listens for itself."""
 
-    def begin(self, model: nn.Module, members: Mapping[nn.Module, str]) -> TracedForward | None:
-        """The tracing of the forward that is about to begin, if it is wanted."""
-        if not self._wanted or not self._connected:
+    def begin(self, module: nn.Module, members: Mapping[nn.Module, str]) -> TracedForward | None:
+        """The tracing of the outermost call that is about to begin, if it is wanted."""
+        if self._has_given_up or (self._settled >= SETTLED and not self._owed):
+            return None
+        if self._traced >= MOST_TRACED or len(self._edges_of) >= MOST_ORDERS:
+            self._has_given_up = True
+            self._report(
+                "info",
+                f"The modules are called in ever new orders: {len(self._edges_of)} of them were traced. Calls of "
+                "other orders are recorded without the data flow between them.",
+            )
             return None
         self._traced += 1
-        self._wanted = False
-        return TracedForward(model, members)
+        if not self._connected:
+            self._connected = True
+            switchboard.connect(self)
+        return TracedForward(module, members)
 
-    def note(self, order: int) -> None:
-        """A forward has called its modules in an order of this hash."""
-        self._wanted = order not in self._orders
+    def lacks(self, call: Key) -> bool:
+        """Whether the ports of a call are not known yet."""
+        return call not in self._complete
 
-    def take(self, forward: TracedForward, order: int) -> None:
-        """Take in a traced forward that has ended."""
-        self._orders.add(order)
+    def add_call(self, call: Key, path: str, inputs: Iterable[tuple[str, Tensor]]) -> None:
+        """Add a call that has begun."""
+        known = self._nodes.get(call)
+        ports = {**dict(known.inputs if known else ()), **dict(_shapes(inputs))}
+        self._nodes[call] = CallNode(call[0], path, call[1], tuple(ports.items()), known.outputs if known else ())
+
+    def complete(self, call: Key, outputs: Iterable[tuple[str, Tensor]]) -> None:
+        """Add what a call gave."""
+        node = self._nodes[call]
+        self._nodes[call] = CallNode(node.site, node.path, node.parent, node.inputs, _shapes(outputs))
+        self._complete.add(call)
+
+    def note(self, calls: list[Key], forward: TracedForward | None, *, is_whole: bool) -> None:
+        """Take in an outermost call that has ended or raised: all calls in it, and how it was traced, if it was."""
+        order = hash((is_whole, *calls))
+        if forward is not None and order not in self._edges_of:
+            self._settled = 0
+            self._learn(order, forward)
+        elif order in self._edges_of:
+            self._settled += 1
+        else:
+            self._settled = 0
+            self._owed.add(order)
+        if order not in self._orders:
+            self._orders.add(order)
+            self._calls.update(dict.fromkeys(calls))
+            self._edges.update(dict.fromkeys(self._edges_of.get(order, ())))
+        if self._has_given_up:
+            self._owed.clear()
+
+    def add_edges(self, found: Iterable[Edge]) -> None:
+        """Add edges between outermost calls of the step."""
+        self._edges.update(dict.fromkeys(found))
+
+    def _learn(self, order: int, forward: TracedForward) -> None:
         trouble = forward.tracer.ops.trouble
         if trouble is not None:
-            self._traced = MOST_TRACED
-            self._report(f"How data flows between the modules is not recorded: {type(trouble).__name__}: {trouble}")
+            self._has_given_up = True
+            self._report(
+                "warning",
+                f"How data flows between the modules is not recorded: {type(trouble).__name__}: {trouble}",
+            )
             return
-        calls, found = forward.graph()
-        new_calls = tuple(call for call in calls if call not in self._known)
-        new_edges = tuple(edge for edge in found if edge not in self._known)
-        if new_calls or new_edges:
-            self._known.update(new_calls, new_edges)
-            self._put(new_calls, new_edges)
+        self._edges_of[order] = forward.edges()
+        self._owed.discard(order)
+
+    def news(self) -> tuple[tuple[CallNode, ...], tuple[Edge, ...]]:
+        """What the step in progress adds to the graph."""
+        calls = tuple(node for call in self._calls if (node := self._nodes.get(call)) and node not in self._kept)
+        return calls, tuple(edge for edge in self._edges if edge not in self._kept)
+
+    def keep(self, calls: Iterable[CallNode], edges: Iterable[Edge]) -> None:
+        """These stand in the graph from now on."""
+        self._kept.update(calls, edges)
+
+
+def _shapes(ports: Iterable[tuple[str, Tensor]]) -> Ports:
+    return tuple((name, shape_of(tensor)) for name, tensor in ports)
