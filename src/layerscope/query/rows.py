@@ -15,7 +15,7 @@ from layerscope.store.reader import KEYS, encoded
 from layerscope.store.tensors import arrays_of
 
 #: What tells one history from another, in the order of the columns of every table.
-IDENTITY = ("site", "port", "kind", "mode", "dtype", "reading", "rank")
+IDENTITY = ("site", "port", "kind", "mode", "context", "dtype", "reading", "rank")
 
 
 def numbers(series: pa.Table) -> Ids:
@@ -92,16 +92,39 @@ def with_extras(moments: pa.Table | None, extras: pa.Table, names: list[str]) ->
         alone = extras.select(KEYS).filter(pa.array((at < 0) & last))
         table = pa.concat_tables([table, alone], promote_options="default")
         at = places(theirs, key_columns(table, fields))
-    for name in names:
-        mine = are(extras, "name", name)
-        table = table.append_column(name, _placed(len(table), at[mine], values[mine]))
-    return table
+    rows = rows_of_each(extras, "name")
+    none = np.zeros(0, np.int64)
+    found = {name: rows.get((name,), none) for name in names}
+    added = {name: _placed(len(table), at[mine], values[mine]) for name, mine in found.items()}
+    return pa.table([*table.columns, *added.values()], names=[*table.column_names, *added])
 
 
-def curves(extras: pa.Table) -> dict[str, tuple[Ints, Floats]]:
-    """Steps and values of each own statistic of one series."""
-    parts = {name: extras.filter(pa.array(are(extras, "name", name))) for name in extras["name"].unique().to_pylist()}
-    return {name: (ints(part, "step"), floats(part, "value")) for name, part in parts.items()}
+def rows_of_each(table: pa.Table, *columns: str) -> dict[tuple[str, ...], Ints]:
+    """The rows of each combination of texts in some columns, in the order of first appearance."""
+    texts = list(zip(*(table.column(name).to_pylist() for name in columns), strict=True))
+    found: dict[tuple[str, ...], list[int]] = {}
+    for row, key in enumerate(texts):
+        found.setdefault(key, []).append(row)
+    return {key: np.array(rows, np.int64) for key, rows in found.items()}
+
+
+def curves(table: pa.Table, *columns: str) -> dict[tuple[str, ...], tuple[Ints, Floats]]:
+    """Steps and values of each combination of texts in some columns; the last value of a step counts."""
+    steps, values = ints(table, "step"), floats(table, "value")
+    found = {}
+    for key, mine in rows_of_each(table, *columns).items():
+        at = steps[mine]
+        if not (at[1:] > at[:-1]).all():
+            mine = mine[np.argsort(at, kind="stable")]
+            at = steps[mine]
+            mine = mine[np.append(at[1:] > at[:-1], np.True_)]
+        found[key] = (steps[mine], values[mine])
+    return found
+
+
+def curves_by_name(table: pa.Table) -> dict[str, tuple[Ints, Floats]]:
+    """Steps and values of each KPI, or of each own statistic of one series."""
+    return {name: curve for (name,), curve in curves(table, "name").items()}
 
 
 def bits_of(rows: pa.Table, bits: pa.Table) -> buckets.EncodedRows:
@@ -203,14 +226,15 @@ def wide(long: pa.Table, names: list[str]) -> pa.Table:
     A KPI that a step did not have is null; one that was NaN is NaN.
     """
     steps, values, times = ints(long, "step"), floats(long, "value"), floats(long, "time_s")
-    of = np.array(long.column("name").to_pylist(), dtype=object)
-    kept = np.isin(of, names)
+    rows = rows_of_each(long, "name")
+    of = {name: rows[name,] for name in names}
+    kept = np.sort(np.concatenate([np.zeros(0, np.int64), *of.values()]))
     axis = np.unique(steps[kept])
     columns = {"step": pa.array(axis), "time_s": _pivoted(axis, steps[kept], times[kept])}
     last = np.zeros(len(axis), np.int64)
-    last[np.searchsorted(axis, steps[kept])] = np.flatnonzero(kept)
+    last[np.searchsorted(axis, steps[kept])] = kept
     columns["type"] = long.column("type").take(pa.array(last))
-    columns |= {name: _pivoted(axis, steps[of == name], values[of == name]) for name in names}
+    columns |= {name: _pivoted(axis, steps[mine], values[mine]) for name, mine in of.items()}
     return pa.table(columns)
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from layerscope.errors import LayerscopeError, SelectError, StoreError
+from layerscope.query import rows
 from layerscope.query.discover import Found, find_runs
 from layerscope.query.run import History, Run
 from layerscope.records import Floats, Ints
@@ -223,20 +224,18 @@ class Catalogue:
 
 def kpi_curves(run: Run) -> dict[str, tuple[Ints, Floats]]:
     """Steps and values of every KPI, losses first."""
-    table = run.kpis().arrow()
-    steps: Ints = table.column("step").to_numpy()
-    curves: dict[str, tuple[Ints, Floats]] = {}
-    for kpi in kpis_in_order(table.column_names):
-        column = table.column(kpi)
-        given = np.asarray(column.is_valid().to_numpy(), np.bool_)
-        curves[kpi] = (steps[given], column.drop_null().to_numpy().astype(np.float64))
-    return curves
+    curves = rows.curves_by_name(run.reader.kpis())
+    return {kpi: curves[kpi] for kpi in kpis_in_order(list(curves))}
 
 
 def step_range(run: Run, kpi_steps: Ints) -> tuple[int, int] | None:
-    """The first and last step: those of the KPIs or, without any, those of the first series."""
-    steps = kpi_steps if len(kpi_steps) else _steps_of_first_series(run)
-    return (int(steps[0]), int(steps[-1])) if len(steps) else None
+    """The first and last step: of the KPIs and of all that was recorded; None if there is nothing."""
+    last = run.last_step
+    if last is None:
+        return None
+    small = (kpi_steps, values(run.reader.costs()["step"]), values(run.reader.steps()["step"]))
+    starts = [int(steps.min()) for steps in small if len(steps)]
+    return min(starts or [int(_steps_of_first_series(run).min(initial=last))]), last
 
 
 def _steps_of_first_series(run: Run) -> Ints:
@@ -244,25 +243,24 @@ def _steps_of_first_series(run: Run) -> Ints:
     if not series:
         return np.zeros(0, np.int64)
     (first,) = series
-    table = run.stats(first["site"], kind=first["kind"], mode=first["mode"], stat="count").arrow()
-    return np.sort(table.column("step").to_numpy())
+    table = run.stats(
+        first["site"], kind=first["kind"], mode=first["mode"], context=first["context"], stat="count"
+    ).arrow()
+    return rows.ints(table, "step")
 
 
 def described(name: str, status: str, run: Run) -> RunEntry:
     """The line of one run in the list."""
-    table = run.kpis()
-    names = tuple(kpis_in_order(table.columns))
-    arrow = table.arrow()
-    columns = [arrow.column(kpi).drop_null().to_numpy().astype(np.float64) for kpi in names]
-    steps = step_range(run, arrow.column("step").to_numpy())
+    curves = kpi_curves(run)
+    columns = [column for _, column in curves.values()]
     curve = columns[0] if columns else np.zeros(0)
     chosen = np.linspace(0, len(curve) - 1, min(len(curve), SPARKLINE)).astype(np.int64)
     problems = run.problems
     return RunEntry(
         name=name,
         status=status,
-        last_step=steps[1] if steps else None,
-        kpis=names,
+        last_step=run.last_step,
+        kpis=tuple(curves),
         kpi_values=np.array([column[-1] if len(column) else np.nan for column in columns]),
         sparkline=curve[chosen],
         problem=" ".join(problems) or None,
