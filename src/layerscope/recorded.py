@@ -6,6 +6,7 @@ from layerscope.diagnose.check import check
 from layerscope.diagnose.tables import findings_table
 from layerscope.query.run import Run as RunTables
 from layerscope.query.table import Table
+from layerscope.select import Patterns, listed, only
 from layerscope.store.curves import add_curves
 from layerscope.store.passes import pass_folders, read_pass
 from layerscope.traced import Trace, stored_trace
@@ -37,9 +38,9 @@ class Run(RunTables):
         self,
         view: str = "charts",
         *,
-        site: str | None = None,
-        kind: str | None = None,
-        stat: str | None = None,
+        site: Patterns = None,
+        kind: Patterns = None,
+        stat: Patterns = None,
         step: int | None = None,
         every: int = 1,
         axis: str | None = None,
@@ -49,15 +50,20 @@ class Run(RunTables):
 
         It begins with a view ("charts", "histogram" of one step, "graph", "heatmap", "findings", "traces", "compare",
         "tensors"), and there with a site, a kind of its tensors, a statistic and a step; of `every` steps one is shown.
+        Site, kind and statistic are given as to `stats()`, by anything that matches one of them.
         Histograms have an `axis`, "linear", "symlog" or "exponent", and on the last one the limits of a number
         `format` such as "float8_e4m3fn".
         """
         from layerscope.shown import show, start_at
 
         known = self.series().arrow()
-        there = {name: known[name].unique().to_pylist() for name in ("site", "kind")}
-        words = {"site": site, "kind": kind, "stat": stat, "axis": axis, "format": format}
+        site = None if site is None else listed(site)
+        words = {
+            "site": only(site, known["site"].unique().to_pylist(), "site", self._classes(site or ())),
+            "kind": only(kind, known["kind"].unique().to_pylist(), "kind"),
+            "stat": only(stat, self.statistics, "statistic"),
+        }
         start = start_at(
-            view, words, {"step": step, "every": None if every == 1 else every}, {**there, "stat": self.statistics}
+            view, {**words, "axis": axis, "format": format}, {"step": step, "every": None if every == 1 else every}
         )
         return show(self.path, start)

@@ -71,6 +71,7 @@ class Series:
     reading: Reading
     dtype: str
     shape: tuple[int, ...] = field(default=(), compare=False)  # as first seen
+    context: str = ""  # `run.context(name)` around the forward, nested names joined by "/"
 
 
 @dataclass(frozen=True, slots=True)

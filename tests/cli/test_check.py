@@ -66,7 +66,7 @@ def test_json_holds_every_finding_with_its_evidence(project: Path, capfd: pytest
     assert sound["findings"] == []
     (cause,) = broken["findings"]
     assert cause["evidence"][0] == {
-        "site": "[bold]layer", "kind": "output", "step": 8, "stat": "not finite", "value": 1
+        "site": "[bold]layer", "kind": "output", "step": 8, "stat": "not finite", "value": 1, "context": ""
     }  # fmt: skip
     assert cause["consequences"][0]["evidence"][0]["value"] == "nan"
     assert broken["verdict"].startswith("2 errors")

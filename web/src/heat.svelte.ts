@@ -3,6 +3,7 @@
 import { LEFT } from "./charts/scale";
 import { distinctKinds } from "./format";
 import type { Scope } from "./scope.svelte";
+import { contextAmong, contextsOf } from "./selection";
 
 /** In pixels: labels need more room than numbers. */
 const FOR_LABELS = 210;
@@ -13,6 +14,8 @@ export interface HeatChoice {
   readonly kind: string;
   readonly modes: readonly string[];
   readonly mode: string;
+  readonly contexts: readonly string[];
+  readonly context: string;
   /** The question as a request has it. */
   readonly query: string;
 }
@@ -38,8 +41,10 @@ export function heatChoice(scope: Scope): HeatChoice {
     const wanted = scope.selection.mode ?? "train";
     return modes.includes(wanted) ? wanted : (modes[0] ?? wanted);
   });
+  const contexts = $derived(contextsOf(series.filter((entry) => entry.kind === kind && entry.mode === mode)));
+  const context = $derived(contextAmong(contexts, scope.selection.context));
   const query = $derived(
-    `kind=${kind}&mode=${mode}&rank=${scope.selection.rank}&stat=${encodeURIComponent(scope.selection.stat)}`,
+    `kind=${kind}&mode=${mode}&context=${encodeURIComponent(context)}&rank=${scope.selection.rank}&stat=${encodeURIComponent(scope.selection.stat)}`,
   );
   return {
     scope,
@@ -54,6 +59,12 @@ export function heatChoice(scope: Scope): HeatChoice {
     },
     get mode() {
       return mode;
+    },
+    get contexts() {
+      return contexts;
+    },
+    get context() {
+      return context;
     },
     get query() {
       return query;

@@ -26,6 +26,7 @@ const PLACES = [
   "kind",
   "port",
   "mode",
+  "context",
   "dtype",
   "reading",
   "trace",

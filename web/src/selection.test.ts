@@ -1,5 +1,15 @@
 import { expect, test } from "vitest";
-import { fragment, parsed, START, seriesFor, variantsOf } from "./selection";
+import {
+  contextAmong,
+  contextsOf,
+  fragment,
+  parsed,
+  START,
+  seriesFor,
+  settingName,
+  tensorName,
+  variantsOf,
+} from "./selection";
 import type { SeriesEntry } from "./wire.gen";
 
 test("an address restores the selection it was made from", () => {
@@ -34,6 +44,7 @@ function series(number: number, dtype: string, reading = "forward", port = "outp
     port,
     kind: "output",
     mode: "train",
+    context: "",
     dtype,
     reading,
     shape: [],
@@ -58,4 +69,23 @@ test("every data type and reading can be chosen, and one that a site lacks gives
     expect(seriesFor(VARIANTS, { ...START, dtype, reading })?.series).toBe(number);
   expect(seriesFor(VARIANTS, { ...START, dtype: "float16", reading: "backward" })?.series).toBe(2);
   expect(seriesFor([], START)).toBeNull();
+});
+
+test("the chosen context is shown, and one that a tensor lacks gives the first", () => {
+  const inContext = (number: number, context: string) => ({ ...series(number, "float32"), context });
+  const several = [inContext(0, "real"), inContext(1, "fake"), { ...inContext(2, ""), kind: "weight" }];
+  expect(seriesFor(several, { ...START, context: "fake" })?.series).toBe(1);
+  expect(seriesFor(several, { ...START, context: "other" })?.series).toBe(0);
+  expect(seriesFor(several, { ...START, context: "fake", kind: "weight" })?.series).toBe(2);
+  expect(contextAmong(contextsOf(several.slice(0, 2)), "fake")).toBe("fake");
+  expect(contextAmong(contextsOf(several.slice(0, 2)), null)).toBe("real");
+});
+
+test("a tensor is told from itself in another context, and the address keeps which is chosen", () => {
+  const [real, fake] = ["real", "fake"].map((context) => ({ ...series(0, "float32"), context }));
+  expect(real && tensorName(real, [])).toBe("a output real");
+  expect(fake && settingName(fake)).toBe("fake");
+  expect(settingName({ mode: "eval", context: "real" })).toBe("eval real");
+  for (const context of ["", "a/b", null])
+    expect(parsed(fragment({ ...START, context })).context).toBe(context);
 });

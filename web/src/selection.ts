@@ -13,6 +13,8 @@ export interface Selection {
   port: string | null;
   kind: string | null;
   mode: string | null;
+  /** Of forwards inside `run.context(name)`; "" for those outside any. */
+  context: string | null;
   /** Of several data types or readings of one tensor; the newest when null. */
   dtype: string | null;
   reading: string | null;
@@ -98,6 +100,7 @@ export const START: Readonly<Selection> = {
   port: null,
   kind: null,
   mode: null,
+  context: null,
   dtype: null,
   reading: null,
   rank: 0,
@@ -155,6 +158,7 @@ const TEXTS = [
   "port",
   "kind",
   "mode",
+  "context",
   "dtype",
   "reading",
   "stat",
@@ -239,11 +243,31 @@ export function fragment(selection: Selection): string {
 
 /** Series that are told apart by data type and reading alone, oldest first. */
 export function variantsOf(series: readonly SeriesEntry[], of: SeriesEntry): SeriesEntry[] {
-  const same = ["site", "port", "kind", "mode", "rank"] as const;
+  const same = ["site", "port", "kind", "mode", "context", "rank"] as const;
   return series.filter((entry) => same.every((name) => entry[name] === of[name]));
 }
 
-/** A tensor in words, for what is kept of it: the port, mode or rank only where they tell it from others of its site. */
+/** A context as a choice shows it. */
+export function contextText(context: string): string {
+  return context === "" ? "no context" : context;
+}
+
+/** What tells a series from those of the same tensor in other modes and contexts. */
+export function settingName({ mode, context }: { mode: string; context: string }): string {
+  return [mode === "train" && context !== "" ? "" : mode, context].filter(Boolean).join(" ");
+}
+
+/** The contexts of some series, in the order of first appearance. */
+export function contextsOf(series: readonly SeriesEntry[]): string[] {
+  return [...new Set(series.map((entry) => entry.context))];
+}
+
+/** The wished context as far as there is such a one, else the first. */
+export function contextAmong(contexts: readonly string[], wanted: string | null): string {
+  return contexts.includes(wanted ?? "") ? (wanted ?? "") : (contexts[0] ?? "");
+}
+
+/** A tensor in words, for what is kept of it: the port, mode, context or rank only where they tell it from others of its site. */
 export function tensorName(series: SeriesEntry, ofSite: readonly SeriesEntry[]): string {
   const ofKind = ofSite.filter((entry) => entry.site === series.site && entry.kind === series.kind);
   const several = (name: "port" | "rank") => new Set(ofKind.map((entry) => entry[name])).size > 1;
@@ -252,6 +276,7 @@ export function tensorName(series: SeriesEntry, ofSite: readonly SeriesEntry[]):
     series.kind,
     several("port") ? series.port : "",
     series.mode === "train" ? "" : series.mode,
+    series.context,
     several("rank") ? `rank ${series.rank}` : "",
   ];
   return parts.filter(Boolean).join(" ");
@@ -260,9 +285,10 @@ export function tensorName(series: SeriesEntry, ofSite: readonly SeriesEntry[]):
 /** The series of a site that agrees with most of the selection, the kind counting most; of equal ones the newest. */
 export function seriesFor(series: readonly SeriesEntry[], selection: Selection): SeriesEntry | null {
   const score = (entry: SeriesEntry) =>
-    (entry.kind === (selection.kind ?? "output") ? 8 : 0) +
-    (entry.port === selection.port ? 4 : 0) +
-    (entry.mode === (selection.mode ?? "train") ? 2 : 0) +
+    (entry.kind === (selection.kind ?? "output") ? 16 : 0) +
+    (entry.port === selection.port ? 8 : 0) +
+    (entry.mode === (selection.mode ?? "train") ? 4 : 0) +
+    (entry.context === (selection.context ?? "") ? 2 : 0) +
     (entry.rank === selection.rank ? 1 : 0);
   let found: SeriesEntry | null = null;
   for (const entry of series) if (found === null || score(entry) > score(found)) found = entry;

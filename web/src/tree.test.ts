@@ -10,6 +10,7 @@ function series(site: string, kind = "output"): SeriesEntry {
     port: "output.0",
     kind,
     mode: "train",
+    context: "",
     dtype: "float32",
     reading: "forward",
     shape: [],

@@ -91,6 +91,7 @@ export interface SeriesEntry {
   readonly port: string;
   readonly kind: string;
   readonly mode: string;
+  readonly context: string;
   readonly dtype: string;
   readonly reading: string;
   readonly shape: readonly number[];
@@ -320,6 +321,7 @@ export interface EvidenceEntry {
   readonly site: string;
   readonly class_name: string;
   readonly kind: string;
+  readonly context: string;
   readonly step: number;
   readonly stat: string;
 }
@@ -331,6 +333,7 @@ export interface FindingEntry {
   readonly site: string;
   readonly class_name: string;
   readonly kind: string;
+  readonly context: string;
   readonly step: number;
   readonly title: string;
   readonly why: string;
@@ -642,6 +645,7 @@ export interface PartNumbers {
   readonly kind: string;
   readonly stat: string;
   readonly mode: string;
+  readonly context: string;
   readonly step: number;
   readonly parts: Float64Array;
   readonly values: Float64Array;

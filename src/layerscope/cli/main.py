@@ -92,6 +92,7 @@ def parser() -> argparse.ArgumentParser:
     show.add_argument("path", type=Path, help="a run, or a folder of runs")
     show.add_argument("sites", nargs="*", help='names or globs, such as "layers.*.mlp"')
     show.add_argument("--kind", help='such as "output" or "weight_grad"')
+    show.add_argument("--context", help='forwards inside run.context(…): a name or glob; "" for those outside')
     show.add_argument("--stat", help='such as "rms"; without it the most telling ones')
     show.add_argument("--sql", metavar="QUERY", help='such as "select site, max(rms) from stats group by site"')
     show.set_defaults(run=_show)

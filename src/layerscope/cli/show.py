@@ -10,6 +10,7 @@ from rich.text import Text
 from layerscope.cli.each import each_run
 from layerscope.cli.output import console
 from layerscope.query.run import Run
+from layerscope.query.table import Table
 from layerscope.viz import text
 
 TELLING = ("mean", "std", "rms", "abs_max", "zero_share", "nan")
@@ -20,14 +21,16 @@ def show(options: argparse.Namespace) -> int:
 
     def one(path: Path, several: bool) -> None:  # noqa: FBT001  what `each_run` calls
         run = Run(path)
-        if not (options.sql or options.sites or options.kind or options.stat):
+        if not (options.sql or options.sites or options.kind or options.stat or options.context is not None):
             console().print(text.overview(run))
             return
         if options.sql:
             content = run.sql(options.sql)
         else:
             stat = options.stat or (*TELLING, *run.own_statistics)
-            content = run.stats(options.sites or "*", kind=options.kind, stat=stat)
+            content = run.stats(options.sites or "*", kind=options.kind, stat=stat, context=options.context)
+            if not any(content["context"]):
+                content = Table(content.arrow().drop_columns("context"))
         if several:
             console().print(Text(str(path), "bold"))
         console().print(text.table(content))

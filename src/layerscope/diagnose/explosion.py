@@ -37,6 +37,7 @@ class Origin(NamedTuple):
     kind: str
     why: str
     evidence: tuple[Evidence, ...]
+    context: str = ""
 
 
 class Rise(NamedTuple):
@@ -94,9 +95,10 @@ def _over_time(recording: Recording, found: Histories, rise: Rise) -> Finding:
         rule=rule,
         severity=Severity.WARNING if rise.last is None else Severity.ERROR,
         site=origin.site,
+        context=origin.context,
         kind=origin.kind,
         step=step,
-        title=f"{title}: {recording.called(origin.site)}",
+        title=f"{title}: {recording.called(origin.site, origin.context)}",
         why=f"{why}; {origin.why}",
         advice=SPIKE_ADVICE if rise.last is None else GROWTH_ADVICE,
         evidence=origin.evidence,
@@ -122,13 +124,14 @@ def _first_output(recording: Recording, since: int, until: int) -> Origin | None
     at = int(larger[0])
     rows = sorted(np.flatnonzero(times[:, at] > ALONG).tolist(), key=lambda row: found.places[row].number)
     first, grown = found.places[rows[0]], float(times[rows[0], at])
+    called = recording.called(first.site, first.context)
     others = f": of {len(rows)} outputs that grew it is the first in the order of execution" if len(rows) > 1 else ""
     return Origin(
         first.site,
         first.kind.value,
-        f"at step {found.steps[at]} the output of {recording.called(first.site)} is {figure(grown)} times as large as "
-        f"before{others}.",
+        f"at step {found.steps[at]} the output of {called} is {figure(grown)} times as large as before{others}.",
         tuple(found.evidence(row, at, "rms", sizes[row, at]) for row in rows[:MOST_EVIDENCE]),
+        first.context,
     )
 
 

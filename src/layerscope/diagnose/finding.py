@@ -30,6 +30,7 @@ class Evidence:
     step: int
     stat: str
     value: float
+    context: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +47,7 @@ class Finding:
     advice: str
     evidence: tuple[Evidence, ...] = ()
     consequences: tuple[Finding, ...] = ()
+    context: str = ""  # of the site's forwards
 
     def with_consequences(self) -> tuple[Finding, ...]:
         """The finding, then what came of it."""

@@ -23,6 +23,7 @@ class Profile(NamedTuple):
     sites: list[str]
     kind: Kind
     sizes: Floats
+    context: str = ""
 
 
 def vanishing_gradients(recording: Recording) -> Iterator[Finding]:
@@ -44,9 +45,9 @@ def exploding_over_depth(recording: Recording) -> Iterator[Finding]:
 
 
 def _over_depth(recording: Recording, profile: Profile, fall: float) -> Finding:
-    vanishes = fall < 1
+    vanishes, step = fall < 1, int(recording.steps[-1])
     first, last = profile.sizes[0], profile.sizes[-1]
-    towards, away = recording.called(profile.sites[0]), recording.called(profile.sites[-1])
+    towards, away = (recording.called(profile.sites[end], profile.context) for end in (0, -1))
     factor = fall ** (1 / max(len(profile.sizes) - 1, 1))
     verb = "vanish" if vanishes else "explode"
     cure = (
@@ -59,6 +60,7 @@ def _over_depth(recording: Recording, profile: Profile, fall: float) -> Finding:
         rule="vanishing_gradients" if vanishes else "exploding_gradients",
         severity=Severity.ERROR,
         site=profile.sites[0],
+        context=profile.context,
         kind=profile.kind.value,
         step=int(recording.steps[0]),
         title=f"Gradients {verb} towards {towards}",
@@ -67,7 +69,7 @@ def _over_depth(recording: Recording, profile: Profile, fall: float) -> Finding:
         "layer.",
         advice=cure,
         evidence=tuple(
-            Evidence(site, profile.kind.value, int(recording.steps[-1]), profile.what, float(size))
+            Evidence(site, profile.kind.value, step, profile.what, float(size), profile.context)
             for site, size in zip(profile.sites, profile.sizes, strict=True)
         ),
     )
@@ -90,11 +92,9 @@ def _profiles(recording: Recording) -> Iterator[Profile]:
         row["site"]: row["series"] for row in reversed(recording.series) if row["kind"] == Kind.OUTPUT.value
     }  # of execution
     if Kind.OUTPUT_GRAD in recording.kinds:
-        found = recording.histories(Kind.OUTPUT_GRAD)
-        sites = [place.site for place in found.places]
-        first = {site: i for i, site in reversed(list(enumerate(sites))) if name_in(site, recording.classes) == site}
-        found = found.where(first.get(site) == i for i, site in enumerate(sites))
-        yield _profile("The norm of the gradient", found, medians(np.sqrt(found.moments["sum2"])), order)
+        every = recording.histories(Kind.OUTPUT_GRAD)
+        for context in dict.fromkeys(place.context for place in every.places):
+            yield _output_profile(recording, every.where(place.context == context for place in every.places), order)
     if Kind.WEIGHT_GRAD in recording.kinds:
         found = applied(recording)
         sizes = medians(np.sqrt(found.moments["sum2"]))
@@ -107,6 +107,14 @@ def _profiles(recording: Recording) -> Iterator[Profile]:
             yield _profile("‖gradient‖/‖weight‖", found.where(~vectors), sizes[~vectors], order)
 
 
+def _output_profile(recording: Recording, found: Histories, order: dict[str, int]) -> Profile:
+    """Gradients of the outputs of first calls, in one context."""
+    sites = [place.site for place in found.places]
+    first = {site: i for i, site in reversed(list(enumerate(sites))) if name_in(site, recording.classes) == site}
+    found = found.where(first.get(site) == i for i, site in enumerate(sites))
+    return _profile("The norm of the gradient", found, medians(np.sqrt(found.moments["sum2"])), order)
+
+
 def _profile(what: str, found: Histories, sizes: Floats, order: dict[str, int]) -> Profile:
     def turn(at: int) -> tuple[int, int]:
         place = found.places[at]
@@ -114,8 +122,8 @@ def _profile(what: str, found: Histories, sizes: Floats, order: dict[str, int]) 
         return order.get(module, place.number), place.number
 
     kept = sorted(np.flatnonzero(np.nan_to_num(sizes) > 0).tolist(), key=turn)
-    kind = found.places[0].kind if found.places else Kind.WEIGHT_GRAD
-    return Profile(what, [found.places[at].site for at in kept], kind, sizes[kept])
+    kind, context = (found.places[0].kind, found.places[0].context) if found.places else (Kind.WEIGHT_GRAD, "")
+    return Profile(what, [found.places[at].site for at in kept], kind, sizes[kept], context)
 
 
 def applied(recording: Recording) -> Histories:

@@ -48,6 +48,7 @@ class Broken(NamedTuple):
     kind: Kind
     step: int
     rank: int
+    context: str
     elements: int
     nan: int
     pos_inf: int
@@ -61,7 +62,8 @@ class Broken(NamedTuple):
     @property
     def evidence(self) -> Evidence:
         """How many elements are not finite."""
-        return Evidence(self.site, self.kind.value, self.step, "not finite", self.nan + self.pos_inf + self.neg_inf)
+        count = self.nan + self.pos_inf + self.neg_inf
+        return Evidence(self.site, self.kind.value, self.step, "not finite", count, self.context)
 
 
 def not_finite(recording: Recording) -> Iterator[Finding]:
@@ -83,9 +85,10 @@ def not_finite(recording: Recording) -> Iterator[Finding]:
         rule="not_finite",
         severity=Severity.WARNING if harmless else Severity.ERROR,
         site=origin.site,
+        context=origin.context,
         kind=origin.kind.value,
         step=step,
-        title=f"{origin.what} first seen in the {origin.kind.value} of {recording.called(origin.site)}"
+        title=f"{origin.what} first seen in the {origin.kind.value} of {recording.called(origin.site, origin.context)}"
         f"{_passed_back(recording, broken)}",
         why=" ".join(why),
         advice=_advice(recording, origin),
@@ -98,9 +101,11 @@ def _passed_back(recording: Recording, broken: list[Broken]) -> str:
     origin = broken[0]
     if origin.kind is not Kind.OUTPUT_GRAD:
         return ""
-    seen = {row["site"] for row in recording.series if row["kind"] == Kind.OUTPUT_GRAD.value}
+    wanted = (Kind.OUTPUT_GRAD.value, origin.context)
+    seen = {row["site"] for row in recording.series if (row["kind"], row["context"]) == wanted}
+    ill = {each.site for each in broken if each.context == origin.context}
     takers = dict.fromkeys(edge.target for edge in recording.graph.edges if edge.source == origin.site)
-    sound = [site for site in takers if site in seen and site not in {each.site for each in broken}]
+    sound = [site for site in takers if site in seen and site not in ill]
     return f", by the backward of {recording.called(sound[0])}" if len(sound) == 1 else ""
 
 
@@ -118,9 +123,13 @@ def _may_be_the_data(recording: Recording, origin: Broken) -> bool:
         return False
     table = recording.finiteness
     same = (values(table["step"]) == origin.step) & (values(table["rank"]) == origin.rank)
-    mode = recording.known[origin.rank, number]["mode"]
+    setting = (recording.known[origin.rank, number]["mode"], origin.context)
     ran = [recording.known.get((origin.rank, each)) for each in values(table["series"])[same].tolist()]
-    forward = [row["series"] for row in ran if row and row["mode"] == mode and STAGE[Kind(row["kind"])] == 0]
+    forward = [
+        row["series"]
+        for row in ran
+        if row and (row["mode"], row["context"]) == setting and STAGE[Kind(row["kind"])] == 0
+    ]
     return bool(number == min(forward, default=number))
 
 
@@ -187,7 +196,7 @@ def _broken(recording: Recording, row: dict[str, int]) -> Broken:
     kind = Kind(series["kind"])
     turn = -row["series"] if kind is Kind.WEIGHT_GRAD else row["series"]  # backward reaches the last ones first
     numbers = (int(row[name]) for name in COLUMNS)
-    return Broken((STAGE[kind], turn), series["site"], kind, row["step"], row["rank"], *numbers)
+    return Broken((STAGE[kind], turn), series["site"], kind, row["step"], row["rank"], series["context"], *numbers)
 
 
 def loss_not_finite(recording: Recording) -> Iterator[Finding]:

@@ -69,18 +69,20 @@ def _without_alive(found: Histories, rows: Ints, judged: Flags) -> Ints:
     Only outputs that can be judged count: a loss beside the output of a dead module says nothing for it.
     """
     dead = set(rows.tolist())
-    alive: dict[str, set[str]] = {}
+    alive: dict[tuple[str, str], set[str]] = {}
     for row in np.flatnonzero(judged).tolist():
         if row not in dead:
-            alive.setdefault(found.places[row].site, set()).add(found.places[row].port)
+            place = found.places[row]
+            alive.setdefault((place.site, place.context), set()).add(place.port)
     places = [found.places[row] for row in rows]
-    kept = [not alive.get(place.site, set()) - {place.port} for place in places]
+    kept = [not alive.get((place.site, place.context), set()) - {place.port} for place in places]
     return rows[np.array(kept, np.bool_)]
 
 
 def _dead(recording: Recording, found: Histories, deaths: Deaths) -> Finding:
     row, *others = deaths.rows.tolist()
-    site, at = found.places[row].site, int(deaths.since[row])
+    place, at = found.places[row], int(deaths.since[row])
+    called = _called(recording, place)
     zeros = float(np.nanmin(deaths.share[row, at:]))
     value = float(found.moments["max"][row, -1])
     amount, what = (
@@ -91,18 +93,19 @@ def _dead(recording: Recording, found: Histories, deaths: Deaths) -> Finding:
         else ("One constant", f"all elements are {figure(value)}")
     )
     began = "from the start" if at == 0 else f"since step {found.steps[at]}"
-    why = f"In the output of {recording.called(site)} {what} {began}, whatever goes in, up to step {found.steps[-1]}: "
+    why = f"In the output of {called} {what} {began}, whatever goes in, up to step {found.steps[-1]}: "
     why += f"{amount.lower() if zeros else 'nothing'} can be learned through it.{_before(recording, found, row, at)}"
     if others:
-        names = ", ".join(recording.called(found.places[each].site) for each in others[:3])
+        names = ", ".join(_called(recording, found.places[each]) for each in others[:3])
         why += f" {len(others)} more outputs are 0 or constant: {names}{' …' if len(others) > 3 else '.'}"
     return Finding(
         rule="dead_units",
         severity=Severity.ERROR if zeros == 1 else Severity.WARNING,
-        site=site,
+        site=place.site,
+        context=place.context,
         kind=Kind.OUTPUT.value,
         step=int(found.steps[at]),
-        title=f"{amount} comes out of {recording.called(site)}",
+        title=f"{amount} comes out of {called}",
         why=why,
         advice=ADVICE,
         evidence=tuple(
@@ -112,12 +115,17 @@ def _dead(recording: Recording, found: Histories, deaths: Deaths) -> Finding:
     )
 
 
+def _called(recording: Recording, place: Place) -> str:
+    return recording.called(place.site, place.context)
+
+
 def _before(recording: Recording, found: Histories, row: int, at: int) -> str:
     """What goes into it, where the output before it in the order of execution can only be that and is below 0."""
-    if row == 0 or found.places[row - 1].shape != found.places[row].shape:
+    place, before = found.places[row], found.places[row - 1]
+    if row == 0 or (before.shape, before.context) != (place.shape, place.context):
         return ""
     most = found.moments["max"][row - 1, at]
-    name = recording.called(found.places[row - 1].site)
+    name = recording.called(before.site)
     return f" What {name} gives it is below 0, at most {figure(most)}." if most < 0 else ""
 
 

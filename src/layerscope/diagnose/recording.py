@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from layerscope.diagnose.finding import Evidence
+from layerscope.query.rows import rows_of_each
 from layerscope.records import Floats, Graph, Ints, Kind, Mode, name_in
 from layerscope.store.columns import values
 from layerscope.store.reader import Reader
@@ -43,6 +44,7 @@ class Place:
     shape: tuple[int, ...]
     number: int  # of its first series: they are numbered in the order in which they were first seen
     whole: bool  # all elements were looked at, not a sample of them
+    context: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +64,7 @@ class Histories:
     def evidence(self, row: int, column: int, stat: str, value: float) -> Evidence:
         """One number as evidence."""
         place = self.places[row]
-        return Evidence(place.site, place.kind.value, int(self.steps[column]), stat, float(value))
+        return Evidence(place.site, place.kind.value, int(self.steps[column]), stat, float(value), place.context)
 
 
 class Recording:
@@ -95,10 +97,10 @@ class Recording:
         path = name_in(site, self.classes)
         return self.classes.get(path) or self.classes.get(path.rpartition(".")[0], "")
 
-    def called(self, site: str) -> str:
-        """A site as sentences name it: with its class, for a number in a Sequential tells nothing."""
+    def called(self, site: str, context: str = "") -> str:
+        """A site as sentences name it: with its class, for a number in a Sequential tells nothing, and its context."""
         name = self.class_of(site)
-        return f"{site!r} ({name})" if name else repr(site)
+        return f"{site!r}{f' ({name})' if name else ''}{f' in context {context!r}' if context else ''}"
 
     @cached_property
     def finiteness(self) -> pa.Table:
@@ -129,9 +131,11 @@ class Recording:
     def _losses(self) -> dict[str, tuple[Ints, Floats]]:
         table = self.reader.kpis()
         steps, numbers = values(table["step"]), values(table["value"])
-        names = np.array(table["name"].to_pylist(), object)
-        losses = [name for name in dict.fromkeys(names) if "loss" in name.lower() and "scale" not in name.lower()]
-        return {name: (steps[names == name], numbers[names == name]) for name in losses}
+        return {
+            name: (steps[mine], numbers[mine])
+            for (name,), mine in rows_of_each(table, "name").items()
+            if "loss" in name.lower() and "scale" not in name.lower()
+        }
 
     @property
     def steps(self) -> Ints:
@@ -194,16 +198,16 @@ def _thinned(steps: Ints) -> Ints:
 
 
 def _matrices(table: pa.Table, series: list[dict[str, Any]], steps: Ints, columns: tuple[str, ...]) -> Histories:
-    """One row for each tensor; series of it that differ in the data type only are one history."""
+    """One row for each tensor and context; series that differ in the data type only are one history."""
     places: dict[tuple[object, ...], tuple[int, Place]] = {}
     ranks = values(table["rank"]).astype(np.int64)  # they number their series each for itself
     most = 1 + max((row["series"] for row in series), default=0)
     row_of = np.full((1 + max((*(row["rank"] for row in series), ranks.max(initial=0)))) * most, -1, np.int64)
     for row in series:
-        key = tuple(row[name] for name in ("rank", "site", "port", "reading"))
+        key = tuple(row[name] for name in ("rank", "site", "port", "reading", "context"))
         number, shape = row["series"], tuple(row["shape"])
         names = (row["site"], row["port"], Kind(row["kind"]), row["reading"], row["dtype"])
-        place = Place(*names, shape, number, row["whole"])
+        place = Place(*names, shape, number, row["whole"], row["context"])
         row_of[row["rank"] * most + number] = places.setdefault(key, (len(places), place))[0]
     at = row_of[ranks * most + values(table["series"])]
     time = np.searchsorted(steps, values(table["step"]))

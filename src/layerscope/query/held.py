@@ -116,7 +116,7 @@ class Statistics:
     def _of(self, number: int) -> Whole:
         block = number // self._width
         moments, extras = (_of_series(table, number) for table in self._blocks.get_or(block, lambda: self._read(block)))
-        curves = rows.curves(extras)
+        curves = rows.curves_by_name(extras)
         beside = {name: curves[name] for name in (*BATCH_STATISTICS, SINGULAR_MAX, *curves) if name in curves}
         return Whole(rows.ints(moments, "step"), rows.moments_of(moments), beside)
 

@@ -35,6 +35,12 @@ class Question:
     stat: str
     mode: str = "train"
     rank: int = 0
+    context: str = ""
+
+    @property
+    def setting(self) -> str:
+        """Mode and context in words."""
+        return f"mode {self.mode!r}, {f'context {self.context!r}' if self.context else 'outside any context'}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +100,7 @@ class _Rows:
 
 
 def matrix(reader: Reader, question: Question, layout: Callable[[], Layout] | None = None) -> Matrix:
-    """The statistic of all tensors of one kind, mode and rank; of a tensor's data types the newest counts.
+    """The statistic of all tensors of one kind, mode, context and rank; of a tensor's data types the newest counts.
 
     Who has several questions about the same tensors keeps what `laid_out` gives; the matrix then is as of that time.
     """
@@ -147,7 +153,8 @@ def laid_out(reader: Reader, question: Question) -> Layout:
 def _columns(reader: Reader, question: Question) -> tuple[tuple[tuple[str, str], ...], Ids]:
     """The tensors that are asked about, and the column of each series' tensor, -1 for that of another one."""
     series = reader.series()
-    mine = rows.are(series, "kind", question.kind) & rows.are(series, "mode", question.mode)
+    words = ("kind", "mode", "context")
+    mine = np.logical_and.reduce([rows.are(series, word, getattr(question, word)) for word in words])
     chosen = series.filter(pa.array(mine & (values(series["rank"]) == question.rank)))
     of_series = list(zip(chosen["site"].to_pylist(), chosen["port"].to_pylist(), strict=True))
     paths = dict.fromkeys(path for site in dict.fromkeys(series["site"].to_pylist()) for path in _paths(site))

@@ -147,19 +147,21 @@ class Named:
     def _numbers(self, name: str, role: str, iteration: int, loss: str | None) -> Numbers:
         """The series of a tensor: of a recorded one, else of a parameter."""
         kind, of_parameter = (Kind.TENSOR, Kind.WEIGHT) if loss is None else (Kind.TENSOR_GRAD, Kind.WEIGHT_GRAD)
-        key = (named_site(name, iteration), gradient_port(role, loss or ""), kind.value)
+        bare, _, context = name.partition("@")  # as the graphs name what was recorded in a context
+        key = (named_site(bare, iteration), gradient_port(role, loss or ""), kind.value, context)
         base = name.removesuffix(".")  # so marked where a recorded tensor has the name of the parameter's module
-        site = f"{base}.{role}" if role else base
-        return self._series.get(key) or self._series.get((site, of_parameter.value, of_parameter.value)) or ()
+        site, word = f"{base}.{role}" if role else base, of_parameter.value
+        return self._series.get(key) or self._series.get((site, word, word, "")) or ()
 
     @cached_property
-    def _series(self) -> dict[tuple[str, str, str], Numbers]:
-        """The numbers of series by site, port and kind."""
+    def _series(self) -> dict[tuple[str, str, str, str], Numbers]:
+        """The numbers of series by site, port, kind and context."""
         table = of_rank(self._reader.series(), self._rank)
-        found: dict[tuple[str, str, str], Numbers] = {}
-        columns = [table[name].to_pylist() for name in ("site", "port", "kind", "series")]
-        for site, port, kind, number in zip(*columns, strict=True):
-            found[site, port, kind] = (*found.get((site, port, kind), ()), number)
+        found: dict[tuple[str, str, str, str], Numbers] = {}
+        columns = [table[name].to_pylist() for name in ("site", "port", "kind", "context", "series")]
+        for site, port, kind, context, number in zip(*columns, strict=True):
+            key = (site, port, kind, context)
+            found[key] = (*found.get(key, ()), number)
         return found
 
     def _sampled(self, numbers: Numbers) -> Sampled:
@@ -200,7 +202,7 @@ class Named:
     @cached_property
     def _parameters(self) -> set[Numbers]:
         kinds = (Kind.WEIGHT.value, Kind.WEIGHT_GRAD.value)
-        return {numbers for (_, _, kind), numbers in self._series.items() if kind in kinds}
+        return {numbers for (_, _, kind, _), numbers in self._series.items() if kind in kinds}
 
 
 def _infos(table: pa.Table) -> list[StepInfo]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ from layerscope.query import rows
 from layerscope.query.named import Named
 from layerscope.query.table import Table
 from layerscope.records import Graph
-from layerscope.select import Patterns, matching
+from layerscope.select import Pattern, Patterns, matching
 from layerscope.store.parts import Lately
 from layerscope.store.reader import Reader
 
@@ -52,6 +53,13 @@ class OpenedRun:
     def graph(self) -> Graph | None:
         """The watched model's modules, the calls of them that were seen, and how data flowed between these."""
         return self._reader.graph()
+
+    def _classes(self, patterns: Iterable[Pattern]) -> dict[str, str] | None:
+        """The names of the modules' classes by path, if a pattern asks for them."""
+        if not any(isinstance(pattern, type) for pattern in patterns):
+            return None
+        graph = self.graph()
+        return {} if graph is None else {module.path: module.class_name for module in graph.modules}
 
     def series(self) -> Table:
         """Every history in the run, in the order of first appearance."""

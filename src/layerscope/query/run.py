@@ -13,7 +13,7 @@ from layerscope.query import rows, sql
 from layerscope.query.opened import OpenedRun
 from layerscope.query.table import Table
 from layerscope.records import Flags, Floats, Ints
-from layerscope.select import Patterns, matching
+from layerscope.select import Patterns, listed, matching
 from layerscope.stats import buckets, derive
 from layerscope.store.wanted import Steps
 
@@ -85,15 +85,17 @@ class Run(OpenedRun):
         kind: Patterns = None,
         stat: Patterns = None,
         mode: Patterns = None,
+        context: Patterns = None,
         steps: Steps = None,
     ) -> Table:
         """Statistics, one row per series and step that has any of them; the user's own are null where they are missing.
 
-        `sites`, `kind`, `stat` and `mode` are names or globs, or lists of them; `steps` is a range `(first, last)`
-        or an array of steps.
+        `sites`, `kind`, `stat`, `mode` and `context` are names, globs, compiled regular expressions, or lists of them;
+        a site may also be chosen by a module class, and `context=""` are forwards outside any context. `steps` is a
+        range `(first, last)` or an array of steps.
         """
         names = matching(stat, self.statistics, "statistic")
-        chosen = self._chosen(sites, kind, mode)
+        chosen = self._chosen(sites, kind, mode, context)
         numbers, own = rows.numbers(chosen), [name for name in names if name not in derive.STATS]
         needed = rows.columns_for([name for name in names if name in derive.STATS])
         extras = self._reader.extras(numbers, steps, own) if own else None  # first: they are written after moments
@@ -109,6 +111,7 @@ class Run(OpenedRun):
         *,
         kind: Patterns = None,
         mode: Patterns = None,
+        context: Patterns = None,
         steps: Steps = None,
         bins: int = 64,
     ) -> Table:
@@ -119,7 +122,7 @@ class Run(OpenedRun):
         """
         if bins < 1:
             raise SelectError(f"bins={bins} leaves nothing to count into. Give at least 1.")
-        read, identity, owner, bits = self._summaries(self._chosen(sites, kind, mode), steps)
+        read, identity, owner, bits = self._summaries(self._chosen(sites, kind, mode, context), steps)
         moments = rows.moments_of(read)
         edges, counts = rows.binned(owner, moments, bits.decoded(), bins)
         columns = {"edges": rows.lists(edges), "counts": rows.lists(counts)}
@@ -132,6 +135,7 @@ class Run(OpenedRun):
         *,
         kind: Patterns = None,
         mode: Patterns = None,
+        context: Patterns = None,
         steps: Steps = None,
         shares: Sequence[float] = (0.05, 0.25, 0.5, 0.75, 0.95),
     ) -> Table:
@@ -144,7 +148,7 @@ class Run(OpenedRun):
                 raise SelectError(
                     f"{share} is no share of the elements. Give numbers between 0 and 1: 0.5 for the median."
                 )
-        read, identity, _, bits = self._summaries(self._chosen(sites, kind, mode), steps)
+        read, identity, _, bits = self._summaries(self._chosen(sites, kind, mode, context), steps)
         found = buckets.quantiles(bits.decoded(), rows.floats(read, "zeros"), np.array(shares))
         return Table(
             rows.assembled(
@@ -153,24 +157,36 @@ class Run(OpenedRun):
         )
 
     def exponents(
-        self, sites: Patterns = "*", *, kind: Patterns = None, mode: Patterns = None, steps: Steps = None
+        self,
+        sites: Patterns = "*",
+        *,
+        kind: Patterns = None,
+        mode: Patterns = None,
+        context: Patterns = None,
+        steps: Steps = None,
     ) -> Table:
         """How many elements have which base-2 exponent, one row per series, step and exponent that occurs."""
-        read, identity, _, bits = self._summaries(self._chosen(sites, kind, mode), steps)
+        read, identity, _, bits = self._summaries(self._chosen(sites, kind, mode, context), steps)
         present, counts = buckets.exponents(bits.decoded())
         row, column = np.nonzero(counts)
         columns = {"exponent": pa.array(present[column]), "count": pa.array(counts[row, column])}
         return Table(rows.assembled(read.take(pa.array(row)), identity.take(pa.array(row)), columns))
 
     def values(
-        self, sites: Patterns = "*", *, kind: Patterns = None, mode: Patterns = None, steps: Steps = None
+        self,
+        sites: Patterns = "*",
+        *,
+        kind: Patterns = None,
+        mode: Patterns = None,
+        context: Patterns = None,
+        steps: Steps = None,
     ) -> Table:
         """Kept values, one row per series and step: `samples`, `shape` and `value`, all numbers of it in one list.
 
         The first axis of the shape is that of the samples, if there are any. A complex number is two, its real part
         and its imaginary one; the shape then ends with a 2.
         """
-        chosen = self._chosen(sites, kind, mode)
+        chosen = self._chosen(sites, kind, mode, context)
         read, identity, _ = rows.named(self._reader.values(rows.numbers(chosen), steps), chosen)
         return Table(rows.assembled(read, identity, rows.kept(read)))
 
@@ -186,13 +202,15 @@ class Run(OpenedRun):
         read, _, _, bits = self._summaries(chosen, None)
         own = self._reader.extras(rows.numbers(chosen))
         own = own.filter(pa.array(rows.ints(own, "rank") == rank))
-        return History(rows.ints(read, "step"), rows.moments_of(read), bits, rows.curves(own))
+        return History(rows.ints(read, "step"), rows.moments_of(read), bits, rows.curves_by_name(own))
 
-    def _chosen(self, sites: Patterns, kind: Patterns, mode: Patterns) -> pa.Table:
+    def _chosen(self, sites: Patterns, kind: Patterns, mode: Patterns, context: Patterns) -> pa.Table:
         table = self._reader.series()
-        for column, patterns in (("site", sites), ("kind", kind), ("mode", mode)):
+        for column, patterns in (("site", sites), ("kind", kind), ("mode", mode), ("context", context)):
             present = table.column(column).to_pylist()
-            kept = set(matching(patterns, list(dict.fromkeys(present)), column))
+            wanted = listed(patterns, column)
+            classes = self._classes(wanted) if column == "site" else None
+            kept = set(matching(wanted, list(dict.fromkeys(present)), column, classes))
             table = table.filter(pa.array([name in kept for name in present], pa.bool_()))
         return table
 

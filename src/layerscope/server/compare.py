@@ -128,7 +128,7 @@ def _curve(held: compare.Held, stat: str, request: Request) -> compare.RunCurve:
 
 def _held(opened: Opened, name: str, request: Request) -> compare.Held:
     """The history of the tensor that is asked for, by its names: numbers of series differ between runs."""
-    asked = {each: request.query_params.get(each, "") for each in ("site", "port", "kind", "mode")}
+    asked = {each: request.query_params.get(each, "") for each in ("site", "port", "kind", "mode", "context")}
     rank = integer(request, "rank", 0, 0)
     series = opened.run.series().arrow().to_pylist()
     matching = [

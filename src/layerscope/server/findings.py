@@ -43,6 +43,7 @@ class EvidenceEntry:
     site: str
     class_name: str  # of the site's module, "" where it is not known
     kind: str
+    context: str  # "" for none
     step: int
     stat: str
 
@@ -56,6 +57,7 @@ class FindingEntry:
     site: str
     class_name: str  # of the site's module, "" where it is not known
     kind: str
+    context: str  # "" for none
     step: int
     title: str
     why: str
@@ -195,13 +197,14 @@ def _entry(found: Finding, classes: Mapping[str, str], *, consequence: bool) -> 
         site=found.site,
         class_name=classes.get(found.site, ""),
         kind=found.kind,
+        context=found.context,
         step=found.step,
         title=found.title,
         why=found.why,
         advice=found.advice,
         consequence=consequence,
         evidence=tuple(
-            EvidenceEntry(each.site, classes.get(each.site, ""), each.kind, each.step, each.stat)
+            EvidenceEntry(each.site, classes.get(each.site, ""), each.kind, each.context, each.step, each.stat)
             for each in found.evidence
         ),
         numbers=np.array([each.value for each in found.evidence], np.float64),

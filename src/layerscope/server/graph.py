@@ -94,7 +94,7 @@ def _flops(run: Run) -> dict[str, int]:
 
 
 def _question(run: Run, request: Request) -> Question:
-    """What is asked for, in the mode asked for, or where the kind has none of it, in the one it has."""
+    """What is asked for, in the mode and context asked for, or where the kind has none of it, in those it has."""
     kind = chosen(request, "kind", tuple(kind.value for kind in Kind))
     stat = chosen(request, "stat", run.statistics)
     mode = request.query_params.get("mode", Mode.TRAIN.value)
@@ -103,5 +103,8 @@ def _question(run: Run, request: Request) -> Question:
     if not of_kind.any():
         raise HTTPException(404, f"The run has no {kind!r}. Choose a kind that was recorded.")
     in_mode = of_kind & rows.are(series, "mode", mode)
-    first = int(np.argmax(in_mode if in_mode.any() else of_kind))
-    return Question(kind, stat, series["mode"][first].as_py(), series["rank"][first].as_py())
+    fitting = in_mode if in_mode.any() else of_kind
+    in_context = fitting & rows.are(series, "context", request.query_params.get("context", ""))
+    first = int(np.argmax(in_context if in_context.any() else fitting))
+    mode, context = (series[word][first].as_py() for word in ("mode", "context"))
+    return Question(kind, stat, mode, series["rank"][first].as_py(), context)

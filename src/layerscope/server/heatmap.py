@@ -84,7 +84,7 @@ def routes(of_run: Callable[[Answer], Callable[[Request], Response]], matrices: 
         found = matrices.of(opened.run, question)
         if not found.tensors:
             raise HTTPException(
-                404, f"{name!r} has no {question.kind!r} in mode {question.mode!r}. Choose what was recorded."
+                404, f"{name!r} has no {question.kind!r} in {question.setting}. Choose what was recorded."
             )
         return heat_map_view(found.thinned(every_of(request)), screen_of(request))
 
@@ -98,10 +98,12 @@ def question_of(request: Request, run: Run) -> Question:
         stat=chosen(request, "stat", run.statistics),
         mode=chosen(request, "mode", tuple(mode.value for mode in Mode)),
         rank=integer(request, "rank", 0, 0),
+        context=request.query_params.get("context", ""),
     )
 
 
 def question_about(opened: Opened, series: int, rank: int, stat: str) -> Question:
     """The question that a heat map of the tensors like that of a series asks."""
     known, at = opened.run.reader.series(), opened.place(series, rank)
-    return Question(known["kind"][at].as_py(), stat, known["mode"][at].as_py(), rank)
+    kind, mode, context = (known[word][at].as_py() for word in ("kind", "mode", "context"))
+    return Question(kind, stat, mode, rank, context)

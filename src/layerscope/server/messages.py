@@ -42,6 +42,7 @@ class SeriesEntry:
     port: str
     kind: str
     mode: str
+    context: str  # "" for none
     dtype: str
     reading: str
     shape: tuple[int, ...]

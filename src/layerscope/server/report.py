@@ -85,15 +85,11 @@ def _gathered(content: _Content, folder: Path, start: str, most_bytes: int, *, h
     everything = content.plain(f"{address}/sites")
     run = content.source.catalogue.open(content.source.catalogue.title).run
     stats = [name for name in everything["stats"] if name in (*STATS, *run.own_statistics)]
-    kinds = list(dict.fromkeys(series["kind"] for series in everything["series"]))
-    modes = list(dict.fromkeys(series["mode"] for series in everything["series"]))
-    for kind in kinds:
+    for kind, mode, context in _settings(everything["series"]):
         for stat in stats:
-            for mode in dict.fromkeys(("train", *modes)):  # the graph is coloured by training unless told otherwise
-                query = {"kind": kind, "stat": stat, "mode": mode}
-                content.add(f"{address}/graph-numbers", query, most_bytes)
-                if mode in modes:
-                    content.add(f"{address}/heatmap", {**query, "rank": 0, **SCREEN}, most_bytes)
+            query = {"kind": kind, "stat": stat, "mode": mode, "context": context}
+            content.add(f"{address}/graph-numbers", query, most_bytes)
+            content.add(f"{address}/heatmap", {**query, "rank": 0, **SCREEN}, most_bytes)
     traces = content.plain(f"{address}/traces")["traces"]
     room = most_bytes if not traces else content.used + round(FOR_SERIES * (most_bytes - content.used))
     kept = [
@@ -110,6 +106,13 @@ def _gathered(content: _Content, folder: Path, start: str, most_bytes: int, *, h
     told += [_add_trace(content, address, trace, most_bytes) for trace in reversed(traces)]
     holds = "; ".join(told) or "a run without histories and traces"
     return Report(one_file(STATIC, OneFile(content.answers, start, holds, hosted)), holds)
+
+
+def _settings(series: list[dict[str, Any]]) -> list[tuple[str, str, str]]:
+    """Kinds, modes and contexts that occur together, those of one kind side by side."""
+    found = dict.fromkeys((one["kind"], one["mode"], one["context"]) for one in series)
+    kinds = list(dict.fromkeys(kind for kind, _, _ in found))
+    return sorted(found, key=lambda setting: kinds.index(setting[0]))
 
 
 def _in_order(folder: Path, series: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:

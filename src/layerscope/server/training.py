@@ -10,6 +10,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from layerscope.errors import LayerscopeError
+from layerscope.query.rows import curves
 from layerscope.query.run import Run
 from layerscope.records import Floats, Ints, Kind
 from layerscope.server.asked import runs_of, screen_of, share
@@ -52,10 +53,10 @@ def kpis(catalogue: Catalogue, request: Request) -> KpisView:
         try:
             opened = catalogue.open(run)
             with opened.lock:
-                curves = _by_type(opened.run)
+                by_type = _by_type(opened.run)
         except (LayerscopeError, OSError):  # the list of runs says why
             continue
-        for (name, type_), (steps, values) in curves.items():
+        for (name, type_), (steps, values) in by_type.items():
             types.setdefault(type_)
             ends += [int(steps[0]), int(steps[-1])]
             view = scalar_view(name, steps, values, screen, smooth)
@@ -66,17 +67,8 @@ def kpis(catalogue: Catalogue, request: Request) -> KpisView:
 
 def _by_type(run: Run) -> dict[tuple[str, str], tuple[Ints, Floats]]:
     """Steps and values of every KPI in steps of each type; the last value of a step counts."""
-    table = run.reader.kpis()
-    names = np.array(table.column("name").to_pylist(), object)
-    types = np.array(table.column("type").to_pylist(), object)
-    steps, values = table.column("step").to_numpy(), table.column("value").to_numpy()
-    curves = {}
-    for name, type_ in dict.fromkeys(zip(names, types, strict=True)):
-        rows = np.flatnonzero((names == name) & (types == type_))
-        rows = rows[np.argsort(steps[rows], kind="stable")]
-        rows = rows[np.append(np.diff(steps[rows]) > 0, True)]  # the last row of each step
-        curves[name, type_] = (steps[rows], values[rows])
-    return curves
+    found = curves(run.reader.kpis(), "name", "type")
+    return {(name, type_): curve for (name, type_), curve in found.items()}
 
 
 def notes(opened: Opened, name: str, request: Request) -> NotesView:

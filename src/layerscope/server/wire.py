@@ -110,7 +110,8 @@ def encode(record: object) -> bytes:
     for column in columns:
         places.append([_FORMATS[column.dtype], offset, column.size])
         offset += _padded(column.nbytes)
-    head = json.dumps({"record": plain, "columns": places}, allow_nan=False, ensure_ascii=False).encode()
+    text = json.dumps({"record": plain, "columns": places}, allow_nan=False, ensure_ascii=False)
+    head = text.encode("utf-8", "backslashreplace")  # which escapes a lone surrogate as JSON does
     parts = [len(head).to_bytes(4, "little"), head, bytes(_padded(4 + len(head)) - 4 - len(head))]
     for column in columns:
         parts += [column.tobytes(), bytes(_padded(column.nbytes) - column.nbytes)]

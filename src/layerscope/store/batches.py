@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeVar
@@ -15,6 +14,7 @@ from layerscope.records import Cost, Event, Extras, Ints, Kpi, Series, StepInfo,
 from layerscope.stats import spec
 from layerscope.store.columns import binary, dtype_of, flags, lists, numbers, texts
 from layerscope.store.format import SEGMENT_SCHEMA
+from layerscope.store.text import json_text
 
 _Number = TypeVar("_Number", bound=np.generic)
 
@@ -34,6 +34,7 @@ def series_row(series: Series) -> dict[str, object]:
         "port": series.port,
         "kind": series.kind.value,
         "mode": series.mode.value,
+        "context": series.context,
         "reading": series.reading.value,
         "dtype": series.dtype,
         "shape": list(series.shape),
@@ -43,7 +44,7 @@ def series_row(series: Series) -> dict[str, object]:
 def series_batch(rows: Sequence[NumberedSeries]) -> pa.RecordBatch:
     """Rows of the series table."""
     content = [series_row(row.series) for row in rows]
-    words = ("site", "port", "kind", "mode", "reading", "dtype")
+    words = ("site", "port", "kind", "mode", "context", "reading", "dtype")
     columns = [
         numbers(np.array([row.number for row in rows], np.int32)),
         *(texts([str(row[word]) for row in content]) for word in words),
@@ -57,7 +58,7 @@ def records_batch(table: str, rows: Sequence[Kpi | Event | Cost | StepInfo]) -> 
     schema = SEGMENT_SCHEMA[table]
     fields = [[getattr(row, name) for row in rows] for name in schema.names]
     columns = [
-        texts([json.dumps(value) if isinstance(value, tuple) else value for value in field])
+        texts([json_text(value) if isinstance(value, tuple) else value for value in field])
         if kind == pa.string()
         else numbers(np.array(field, dtype_of(kind)))
         for field, kind in zip(fields, schema.types, strict=True)

@@ -39,8 +39,8 @@ def flags(values: Flags) -> pa.Array:
 
 
 def texts(values: Sequence[str]) -> pa.Array:
-    """An Arrow array of texts."""
-    encoded = [value.encode("utf-8", "replace") for value in values]
+    """An Arrow array of texts; lone surrogates are escaped as by `text.storable`."""
+    encoded = [value.encode("utf-8", "backslashreplace") for value in values]
     offsets = np.array([0, *accumulate(map(len, encoded))], np.int32)
     return pa.Array.from_buffers(
         pa.string(), len(values), [None, pa.py_buffer(offsets), pa.py_buffer(b"".join(encoded))]

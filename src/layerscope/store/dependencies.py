@@ -14,13 +14,14 @@ from layerscope.errors import FormatError
 from layerscope.records import Dependencies, Link, NamedNode, Part
 from layerscope.store.columns import numbers, texts
 from layerscope.store.format import SEGMENT_SCHEMA
+from layerscope.store.text import json_text
 
 _NUMBER_BYTES = 6  # every number is exact in JavaScript, and 10,000 graphs share none with all likelihood
 
 
 def numbered(nodes: tuple[NamedNode, ...], links: tuple[Link, ...]) -> Dependencies:
     """A dependency graph with its number."""
-    content = "\n".join(_texts(nodes, links)).encode("utf-8", "replace")
+    content = "\n".join(_texts(nodes, links)).encode()
     return Dependencies(int.from_bytes(hashlib.blake2b(content, digest_size=_NUMBER_BYTES).digest()), nodes, links)
 
 
@@ -28,7 +29,7 @@ def _texts(nodes: Iterable[NamedNode], links: Iterable[Link]) -> tuple[str, str]
     """Nodes and links as they stand in the table."""
     told = [[node.name, node.part.value, [[role, list(shape)] for role, shape in node.roles]] for node in nodes]
     rows = [[link.source, link.source_role, link.back, link.target, link.target_role] for link in links]
-    return json.dumps(told, separators=(",", ":")), json.dumps(rows, separators=(",", ":"))
+    return json_text(told), json_text(rows)
 
 
 def dependencies_batch(items: Sequence[Dependencies]) -> pa.RecordBatch:

@@ -180,7 +180,8 @@ def known_series(files: RunFiles, rank: int) -> dict[Series, int]:
             kind, mode, reading = Kind(row["kind"]), Mode(row["mode"]), Reading(row["reading"])
         except ValueError:
             continue  # a newer layerscope's word
-        series = Series(row["site"], row["port"], kind, mode, reading, row["dtype"], tuple(row["shape"] or ()))
+        words = (row["site"], row["port"], kind, mode, reading, row["dtype"])
+        series = Series(*words, tuple(row["shape"] or ()), row["context"] or "")
         known.setdefault(series, row["series"])
     return known
 

@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from layerscope.errors import FormatError
 from layerscope.stats import spec
+from layerscope.store.text import json_text
 
 VERSION = 1
 KEPT = ("sample_stats", "values")  # of single samples: rows of any size
@@ -39,7 +40,7 @@ _SAMPLED = [("step", pa.int64()), ("series", pa.int32()), ("samples", pa.list_(p
 _COLUMNS: dict[str, list[tuple[str, pa.DataType]]] = {
     "series": [
         ("series", pa.int32()),
-        *((name, _TEXT) for name in ("site", "port", "kind", "mode", "reading", "dtype")),
+        *((name, _TEXT) for name in ("site", "port", "kind", "mode", "context", "reading", "dtype")),
         ("shape", pa.list_(pa.int64())),
     ],
     "moments": [
@@ -202,7 +203,7 @@ def replace_file(path: Path, content: bytes) -> None:
 def write_json(path: Path, kind: str, content: Mapping[str, Any]) -> None:
     """Replaces a JSON file of the run, marked with its format and version."""
     marked = {"format": f"layerscope-{kind}", "version": VERSION, **content}
-    replace_file(path, json.dumps(marked, indent=1, ensure_ascii=False).encode() + b"\n")
+    replace_file(path, json_text(marked, indent=1).encode() + b"\n")
 
 
 def read_json(path: Path, kind: str) -> dict[str, Any]:

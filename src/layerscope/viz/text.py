@@ -151,6 +151,9 @@ def overview(run: Run) -> RenderableType:
         parts.append(_kpis(names, [kpis.column(name) for name in names], steps))
     if run.own_statistics:
         parts.append(Text(f"own statistics: {', '.join(run.own_statistics)}"))
+    contexts = [context for context in run.series().arrow()["context"].unique().to_pylist() if context]
+    if contexts:
+        parts.append(Text(f"contexts: {', '.join(contexts)}"))
     parts += _cost(run.cost())
     parts.append(_sites(run))
     return Group(*parts)

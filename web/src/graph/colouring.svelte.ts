@@ -5,6 +5,7 @@ import { shadingOf } from "../charts/matrix";
 import { distinctKinds } from "../format";
 import { Resource } from "../resource.svelte";
 import type { Scope } from "../scope.svelte";
+import { contextAmong, contextsOf } from "../selection";
 import type { PartNumbers } from "../wire.gen";
 import { coloured, MISSING } from "./tint";
 
@@ -33,6 +34,18 @@ export class Colouring {
       this.#scope.selection.by ?? (this.kinds.includes("output") ? "output" : (this.kinds[0] ?? NO_COLOURS)),
   );
 
+  readonly #ofKind = $derived.by(() => this.#series.filter((entry) => entry.kind === this.by));
+
+  /** The mode asked for, or where the kind has none of it, the one it has. */
+  readonly mode = $derived.by(() => {
+    const wanted = this.#scope.selection.mode ?? "train";
+    return this.#ofKind.some((entry) => entry.mode === wanted) ? wanted : (this.#ofKind[0]?.mode ?? wanted);
+  });
+
+  readonly contexts = $derived.by(() => contextsOf(this.#ofKind.filter((entry) => entry.mode === this.mode)));
+
+  readonly context = $derived.by(() => contextAmong(this.contexts, this.#scope.selection.context));
+
   readonly missing = $derived.by(() => MISSING[this.#theme()]);
 
   /** Of all steps: a part that changes with the steps changes its colour. */
@@ -54,17 +67,19 @@ export class Colouring {
 
   #load(): void {
     const { step, news, selection } = this.#scope;
-    const { run, stat, mode } = selection;
+    const { run, stat } = selection;
+    const { mode, context } = this;
     void news;
     if (run === null || !this.kinds.includes(this.by)) {
       this.numbers.load(null, "");
       return;
     }
-    const asked = [`kind=${this.by}`, `stat=${encodeURIComponent(stat)}`, `mode=${mode ?? "train"}`];
+    const asked = [`kind=${this.by}`, `stat=${encodeURIComponent(stat)}`, `mode=${mode}`];
+    asked.push(`context=${encodeURIComponent(context)}`);
     if (step !== null) asked.push(`step=${Math.round(step)}`);
     this.numbers.load(
       `api/run/${encodeURIComponent(run)}/graph-numbers?${asked.join("&")}`,
-      `${run} ${this.by} ${stat} ${mode}`,
+      `${run} ${this.by} ${stat} ${mode} ${context}`,
     );
   }
 }

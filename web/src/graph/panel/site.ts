@@ -1,6 +1,7 @@
 /** What of a site can be shown in a panel: tensors that flow through a call, and parameters of its module. */
 
 import { distinctKinds, longKind } from "../../format";
+import { contextAmong, contextsOf, type Selection } from "../../selection";
 import type { SeriesEntry } from "../../wire.gen";
 
 const GRADIENT: Record<string, string> = {
@@ -28,12 +29,14 @@ export function gradientKind(kind: string): string | null {
 export function choicesOf(
   series: readonly SeriesEntry[],
   site: string,
-  mode: string,
-  rank: number,
+  { mode, rank, context }: Pick<Selection, "mode" | "rank" | "context">,
 ): Choice[] {
-  const agreeing = series.filter((entry) => entry.mode === mode && entry.rank === rank);
+  const agreeing = series.filter((entry) => entry.mode === (mode ?? "train") && entry.rank === rank);
   const of = agreeing.length > 0 ? agreeing : series;
-  const own = of.filter((entry) => entry.site === site);
+  const own = inContext(
+    of.filter((entry) => entry.site === site),
+    context,
+  );
   const parameters = of.filter((entry) => OF_PARAMETERS.has(entry.kind));
   const ownedBy = (path: string) => parameters.filter((entry) => ownerOf(entry.site) === path);
   const exact = ownedBy(site);
@@ -53,6 +56,12 @@ export function choicesOf(
       }
     }
   return choices;
+}
+
+/** Those of the wished context, or of the first there is. */
+export function inContext(series: readonly SeriesEntry[], wanted: string | null): SeriesEntry[] {
+  const context = contextAmong(contextsOf(series), wanted);
+  return series.filter((entry) => entry.context === context);
 }
 
 function words(value: SeriesEntry, site: string): { text: string; told: string } {
