@@ -90,7 +90,7 @@ def test_a_fault_of_a_rule_is_told_with_exit_code_2_and_the_others_are_checked(
     monkeypatch.setattr("layerscope.cli.check.check", faulty)
     assert main(["check", str(project / "sound"), str(project / "broken")]) == 2
     shown = capfd.readouterr()
-    assert f"{project / 'sound'} could not be checked: IndexError: list index out of range" in shown.err
+    assert f"{project / 'sound'} could not be read: IndexError: list index out of range" in shown.err
     assert "2 errors" in shown.out
 
 

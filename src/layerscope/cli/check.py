@@ -25,7 +25,7 @@ def check_runs(options: argparse.Namespace) -> int:
     found: dict[str, Diagnosis] = {}
 
     def one(path: Path, several: bool) -> None:  # noqa: FBT001  what `each_run` calls
-        found[str(path)] = diagnosis = _checked(path)
+        found[str(path)] = diagnosis = check(path)
         if not options.json:
             _tell(path, diagnosis)
 
@@ -34,16 +34,6 @@ def check_runs(options: argparse.Namespace) -> int:
         console().print(as_json(found), markup=False)
     broken = any(diagnosis.count(Severity.ERROR) for diagnosis in found.values())
     return code if code != SOUND else BROKEN if broken else SOUND
-
-
-def _checked(path: Path) -> Diagnosis:
-    try:
-        return check(path)
-    except (LayerscopeError, OSError):
-        raise
-    except Exception as error:  # a border: a fault of ours must not end with the code of a broken training
-        fault = f"{path} could not be checked: {type(error).__name__}: {error}."
-        raise LayerscopeError(f"{fault} This is a fault of layerscope: please report it with the run.") from error
 
 
 def _each(path: Path, one: Callable[[Path, bool], None]) -> int:

@@ -32,7 +32,14 @@ def each_run(folder: Path, act: Callable[[Path, bool], None], doing: str = "") -
             act(run, several)
         except BrokenPipeError:
             raise  # our own output, not the run
-        except (LayerscopeError, OSError) as error:
-            complain(f"{run}: {error}" if several and str(run) not in str(error) else error)
+        except Exception as error:  # noqa: BLE001  a border: the other runs have nothing to do with it
+            complain(_told(run, error, several=several))
             code = TROUBLE
     return code
+
+
+def _told(run: Path, error: Exception, *, several: bool) -> str:
+    if not isinstance(error, LayerscopeError | OSError):
+        fault = f"{run} could not be read: {type(error).__name__}: {error}."
+        return f"{fault} This is a fault of layerscope: please report it with the run."
+    return f"{run}: {error}" if several and str(run) not in str(error) else str(error)

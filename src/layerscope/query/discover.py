@@ -86,6 +86,15 @@ def _odd(folder: Path) -> str:
     return f"The name of the folder {str(folder)!r} is not UTF-8. Rename it"
 
 
+def is_still_run(root: Path, run: Path) -> bool:
+    """Whether a run that was found below the root is still there, and no folder on the way to it has become a link."""
+    on_the_way = [run, *run.parents[: len(run.relative_to(root).parts) - 1]] if run != root else []
+    try:
+        return _is_run(run) and not any(stat.S_ISLNK(folder.lstat().st_mode) for folder in on_the_way)
+    except OSError:
+        return False
+
+
 def _is_run(folder: Path) -> bool:
     """Whether the folder has a run's manifest: the one look that tells a run apart, without listing the folder."""
     try:

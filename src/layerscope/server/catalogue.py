@@ -7,7 +7,8 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -16,9 +17,9 @@ import numpy as np
 
 from layerscope.errors import LayerscopeError, SelectError, StoreError
 from layerscope.query import rows
-from layerscope.query.discover import Found, find_runs
+from layerscope.query.discover import Found, find_runs, is_still_run
 from layerscope.query.run import History, Run
-from layerscope.records import Floats, Ints
+from layerscope.records import Dependencies, Floats, Ints
 from layerscope.server.findings import Diagnoses
 from layerscope.server.messages import RunEntry
 from layerscope.server.quiet import Quiet
@@ -35,6 +36,8 @@ SPARKLINE = 120  # points of a run's small curve
 LOOK_EVERY_S = 0.25
 KEPT_BYTES = 4 * 2**20  # of histories
 KEPT_FILE_BYTES = 28 * 2**20  # of what was read for them: more than one has of it
+KEPT_RUNS = 12  # open readers: more than a comparison shows; each may hold a file handle for every table
+LONGEST_PROBLEM = 1000  # characters
 
 
 @dataclass(slots=True)
@@ -44,9 +47,7 @@ class Opened:
     run: Run
     id: str  # of the manifest: another one means that the run was deleted and made again
     lock: threading.Lock = field(default_factory=threading.Lock)
-    entry: tuple[object, RunEntry] | None = None  # the line in the list, and the revision it was made at
     sites: tuple[object, object, bytes] | None = None  # what the list of its sites was made of, and the message
-    compacted: bool = False
     histories: dict[tuple[int, int], tuple[object, History]] = field(default_factory=dict)
 
     def history(self, series: int, rank: int) -> History:
@@ -74,6 +75,23 @@ class Opened:
         return int(found[0])
 
 
+@dataclass(slots=True)
+class Known:
+    """What stays of a run when its reader is closed."""
+
+    id: str
+    entry: tuple[object, RunEntry] | None = None  # the line in the list, and the state it was made at
+    graphs: tuple[object, list[Dependencies]] | None = None  # of named tensors, and the revision they were read at
+    problems: tuple[object, tuple[str, ...]] = (None, ())  # found while reading that revision, whoever asked
+    compacted: bool = False
+
+    def problems_of(self, run: Run, revision: object) -> tuple[str, ...]:
+        """The problems that reading has found so far; a later reader of the same revision need not find them again."""
+        before = self.problems[1] if self.problems[0] == revision else ()
+        self.problems = (revision, tuple(dict.fromkeys((*before, *run.problems))))
+        return self.problems[1]
+
+
 @dataclass(frozen=True, slots=True)
 class State:
     """What the live channel compares: two equal states need no new picture."""
@@ -83,7 +101,10 @@ class State:
 
 
 class Catalogue:
-    """Runs by name. Names come from looking, never from a request: no request can lead outside the folder."""
+    """Runs by name. Names come from looking, never from a request: no request can lead outside the folder.
+
+    However many runs there are, few have an open reader. Whatever is wrong with one run is said in its own line.
+    """
 
     def __init__(self, root: Path, compactor: Compactor | None = None) -> None:
         self.root = root
@@ -92,11 +113,14 @@ class Catalogue:
         self._lately = Lately(KEPT_FILE_BYTES)
         self._compactor = compactor
         self._background = ThreadPoolExecutor(1, "layerscope-compact")
-        self._opened: dict[str, Opened] = {}
+        self._opened: OrderedDict[str, Opened] = OrderedDict()  # the last one used is the last
+        self._known: dict[str, Known] = {}
+        self._paths: dict[str, Path] = {}
         self._lock = threading.Lock()
         self._look_lock = threading.Lock()
         self._looked: tuple[float, dict[str, State]] = (0.0, {})
         self._told: set[str] = set()  # folders that could not be looked into: one warning each
+        self._logged: set[str] = set()  # errors that are not ours
 
     @property
     def title(self) -> str:
@@ -137,11 +161,14 @@ class Catalogue:
             if problem not in self._told:
                 log.warning("%s", problem)
         self._told = set(found.skipped)
-        return {self._name(path): path for path in found.runs}
+        self._paths = {self._name(path): path for path in found.runs}
+        return self._paths
 
     def open(self, name: str) -> Opened:
         """The run of that name; the error says that there is none."""
-        path = self.paths().get(name)
+        path = self._paths.get(name)
+        if path is None or not is_still_run(self.root, path):
+            path = self.paths().get(name)
         if path is None:
             with self._lock:
                 self._opened.pop(name, None)
@@ -150,14 +177,41 @@ class Catalogue:
             )
         return self._open(name, path)
 
+    def graphs(self) -> Iterator[list[Dependencies]]:
+        """The dependency graphs between named tensors of every run that can be read; what has not changed is kept."""
+        for name, path in sorted(self.paths().items()):
+            try:
+                opened, known = self._looked_at(name, path)
+                with opened.lock:
+                    revision = opened.run.revision
+                    if known.graphs is None or known.graphs[0] != revision:
+                        known.graphs = (revision, opened.run.named().graphs())
+            except Exception:  # noqa: BLE001  a border: one run must not hide the others, and the list says why
+                continue
+            yield known.graphs[1]
+
     def _open(self, name: str, path: Path) -> Opened:
         """The run in a folder that was found, read anew when it is another one than before."""
+        made = read_manifest(path).id
         with self._lock:
-            made = read_manifest(path).id
-            opened = self._opened.get(name)
+            opened = self._opened.pop(name, None)
             if opened is None or opened.id != made:
-                opened = self._opened[name] = Opened(Run(path, lately=self._lately), made)
+                opened = Opened(Run(path, lately=self._lately), made)
+            self._opened[name] = opened  # as the newest
+            while len(self._opened) > KEPT_RUNS:
+                self._opened.popitem(last=False)  # its files are closed when nobody reads it any more
             return opened
+
+    def _looked_at(self, name: str, path: Path) -> tuple[Opened, Known]:
+        """The run with its open reader, if it has one, else with one for this moment; and what is known of it."""
+        made = read_manifest(path).id
+        with self._lock:
+            opened, known = self._opened.get(name), self._known.get(name)
+            if known is None or known.id != made:
+                known = self._known[name] = Known(made)
+        if opened is None or opened.id != made:
+            opened = Opened(Run(path, lately=self._lately), made)
+        return opened, known
 
     def entries(self) -> list[RunEntry]:
         """The lines of the list of runs; a run that cannot be read is a line that says why."""
@@ -184,22 +238,25 @@ class Catalogue:
 
     def _forget_all_but(self, paths: dict[str, Path]) -> None:
         with self._lock:
-            self._opened = {name: opened for name, opened in self._opened.items() if name in paths}
+            for kept in (self._opened, self._known):
+                for name in [name for name in kept if name not in paths]:
+                    del kept[name]
 
     def _state(self, name: str, path: Path) -> State:
         try:
-            opened = self._open(name, path)
+            opened, known = self._looked_at(name, path)
             with opened.lock:
                 status, revision = opened.run.status(), opened.run.revision
-        except (LayerscopeError, OSError) as error:
-            return State("unreadable", str(error))
-        self._compact(opened, status)
-        return State(status, f"{revision!r} {passes_revision(path)} {self.diagnoses.known(path)}")
+                problems = known.problems_of(opened.run, revision)
+            seen = (revision, passes_revision(path), self.diagnoses.known(path), problems)
+        except Exception as error:  # noqa: BLE001  a border: one run must not hide the others
+            return State("unreadable", self._reason(error))
+        self._compact(known, path, status)
+        return State(status, " ".join(map(str, seen)))
 
-    def _compact(self, opened: Opened, status: str) -> None:
-        if self._compactor is not None and status != "running" and not opened.compacted:
-            opened.compacted = True
-            path = opened.run.path
+    def _compact(self, known: Known, path: Path, status: str) -> None:
+        if self._compactor is not None and status != "running" and not known.compacted:
+            known.compacted = True
             self._background.submit(self._compactor, path).add_done_callback(
                 lambda done: (
                     log.warning("Compacting %s failed: %s", path, done.exception())
@@ -210,16 +267,35 @@ class Catalogue:
 
     def _entry(self, name: str, path: Path) -> RunEntry:
         try:
-            opened = self._open(name, path)
+            opened, known = self._looked_at(name, path)
             with opened.lock:
                 status, revision = opened.run.status(), opened.run.revision
-                if opened.entry is None or opened.entry[0] != (status, revision):
-                    opened.entry = ((status, revision), described(name, status, opened.run))
-                entry = opened.entry[1]
+                state = (status, revision, known.problems_of(opened.run, revision))
+                if known.entry is None or known.entry[0] != state:
+                    entry = described(name, status, opened.run)
+                    problems = known.problems_of(opened.run, revision)
+                    known.entry = ((status, revision, problems), replace(entry, problem=shortened(problems)))
+                entry = known.entry[1]
             return replace(entry, findings=self.diagnoses.counts(path, revision))
-        except (LayerscopeError, OSError) as error:
+        except Exception as error:  # noqa: BLE001  a border: one run must not hide the others
             nothing = np.zeros(0)
-            return RunEntry(name, "unreadable", None, (), nothing, nothing, str(error))
+            return RunEntry(name, "unreadable", None, (), nothing, nothing, self._reason(error))
+
+    def _reason(self, error: Exception) -> str:
+        """Why a run cannot be read, fit to be sent; an error that is not one of ours is logged, once."""
+        if isinstance(error, LayerscopeError | OSError):
+            return shortened([str(error)]) or type(error).__name__
+        text = shortened([f"The run cannot be read ({type(error).__name__}: {error}). It is damaged."]) or ""
+        if text not in self._logged:
+            self._logged.add(text)
+            log.error("A run could not be read", exc_info=error)
+        return text
+
+
+def shortened(sentences: Sequence[str]) -> str | None:
+    """Sentences as one text of bounded length that every encoding takes; None if there are none."""
+    text = " ".join(sentences).encode("utf-8", "backslashreplace").decode()
+    return (text if len(text) <= LONGEST_PROBLEM else f"{text[:LONGEST_PROBLEM]} …") or None
 
 
 def kpi_curves(run: Run) -> dict[str, tuple[Ints, Floats]]:
@@ -255,7 +331,6 @@ def described(name: str, status: str, run: Run) -> RunEntry:
     columns = [column for _, column in curves.values()]
     curve = columns[0] if columns else np.zeros(0)
     chosen = np.linspace(0, len(curve) - 1, min(len(curve), SPARKLINE)).astype(np.int64)
-    problems = run.problems
     return RunEntry(
         name=name,
         status=status,
@@ -263,5 +338,5 @@ def described(name: str, status: str, run: Run) -> RunEntry:
         kpis=tuple(curves),
         kpi_values=np.array([column[-1] if len(column) else np.nan for column in columns]),
         sparkline=curve[chosen],
-        problem=" ".join(problems) or None,
+        problem=shortened(run.problems),
     )

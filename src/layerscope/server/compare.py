@@ -89,15 +89,16 @@ class Comparing:
         return difference_view((names[0], names[1]), (found[0], found[1]), screen_of(request), ratio=ratio)
 
     def _each(self, request: Request, names: list[str]) -> Iterator[tuple[compare.Held, Opened | None]]:
-        """Every run and what it has of the tensor; one that was deleted must not hide the others."""
+        """Every run and what it has of the tensor; one that was deleted or is damaged must not hide the others."""
         for name in names:
             try:
                 opened = self._catalogue.open(name)
-            except LayerscopeError as error:
+                with opened.lock:
+                    one = _held(opened, name, request)
+            except (LayerscopeError, OSError) as error:
                 yield compare.Held(name, None, str(error)), None
                 continue
             with opened.lock:
-                one = _held(opened, name, request)
                 yield replace(one, history=one.history and one.history.thinned(every_of(request))), opened
 
 

@@ -30,14 +30,14 @@ class Matrices:
     """Matrices of the runs that were looked at last; the newest stay, as many as fit."""
 
     def __init__(self, quiet: Quiet) -> None:
-        self._known: dict[tuple[Run, Question], tuple[object, Matrix]] = {}
-        self._layouts: dict[tuple[Run, Question], tuple[object, Layout]] = {}  # of the statistics of a kind of tensors
+        self._known: dict[tuple[str, Question], tuple[object, Matrix]] = {}  # by the id of the run, not to keep it open
+        self._layouts: dict[tuple[str, Question], tuple[object, Layout]] = {}  # of the statistics of a kind of tensors
         self._lock = threading.Lock()
         self._quiet = quiet
 
     def of(self, run: Run, question: Question) -> Matrix:
         """The matrix as far as the run is recorded; hold the run's lock."""
-        key, revision = (run, question), run.revision
+        key, revision = (_id(run), question), run.revision
         with self._lock:
             kept = self._known.pop(key, None)
         if kept is None or kept[0] != revision:
@@ -51,7 +51,7 @@ class Matrices:
     def read_ahead(self, opened: Opened, question: Question) -> None:
         """Have read in quiet what the heat map will show that somebody may look at next."""
         with self._lock:
-            known = (opened.run, question) in self._known
+            known = (_id(opened.run), question) in self._known
         if not known:
             self._quiet.later("heat map", lambda: self._read(opened, question))
 
@@ -61,7 +61,7 @@ class Matrices:
                 self.of(opened.run, question)
 
     def _layout(self, run: Run, question: Question, revision: object) -> Layout:
-        key = (run, replace(question, stat=""))
+        key = (_id(run), replace(question, stat=""))
         with self._lock:
             kept = self._layouts.pop(key, None)
         if kept is None or kept[0] != revision:
@@ -74,6 +74,11 @@ class Matrices:
 
     def _bytes(self) -> int:
         return sum(each.values.nbytes + each.states.nbytes for _, each in self._known.values())
+
+
+def _id(run: Run) -> str:
+    """Which run it is; copies share the id of the manifest."""
+    return f"{run.reader.manifest.id} {run.path}"
 
 
 def routes(of_run: Callable[[Answer], Callable[[Request], Response]], matrices: Matrices) -> list[Route]:

@@ -58,7 +58,8 @@ class ProjectPlaces:
         with self._lock:
             is_known = all(node.name in self._names for node in needed.nodes)
             if time.monotonic() >= self._until or not is_known:
-                graphs = {graph.number: graph for graph in self._read()}  # equal ones share a number in all runs
+                # Equal ones share a number in all runs.
+                graphs = {graph.number: graph for of_run in self._catalogue.graphs() for graph in of_run}
                 if graphs.keys() != self._graphs.keys():
                     self._graphs, self._places = graphs, {}
                     self._names = {node.name for graph in graphs.values() for node in graph.nodes}
@@ -66,17 +67,6 @@ class ProjectPlaces:
             if narrow not in self._places:
                 self._places[narrow] = Places(self._graphs.values(), narrow=narrow)
             return self._places[narrow]
-
-    def _read(self) -> list[Dependencies]:
-        graphs: list[Dependencies] = []
-        for name in sorted(self._catalogue.paths()):
-            try:
-                opened = self._catalogue.open(name)
-                with opened.lock:
-                    graphs += opened.run.named().graphs()
-            except (LayerscopeError, OSError):  # its own panel says why
-                continue
-        return graphs
 
 
 class Tensors:
