@@ -6,7 +6,7 @@ import importlib.util
 import os
 import time
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -34,7 +34,7 @@ PROJECT = Path("runs")  # where runs go, and are looked for, when nothing is sai
 
 
 def watch(  # noqa: PLR0913  the one verb that takes everything about a recording
-    model: nn.Module | None,
+    model: nn.Module | Mapping[str, nn.Module] | None,
     optimizer: Optimizer | Iterable[Optimizer] | None = None,
     *,
     to: str | Path | None = None,
@@ -62,6 +62,7 @@ def watch(  # noqa: PLR0913  the one verb that takes everything about a recordin
     elements, evenly spread; `statistics` is a function of your own from a tensor to named numbers. The optimizer is
     found by itself when none is given. Nothing of the model, its gradients or the random state is changed.
 
+    Several models are watched together by their names: `watch({"generator": g, "discriminator": d}, [opt_g, opt_d])`.
     Without a model, only what the loop itself names with `record()` is recorded. `every` may be a dict, from types of
     steps (`begin(type=…)`; globs) to numbers or schedules. `depth` is how much is kept of named tensors. `ring` is how
     many ended steps stay in memory, so that `keep()` may decide late. `enabled=False`: one that does nothing.
@@ -123,7 +124,8 @@ def _need_torch(call: str) -> None:
 
 
 def _new_name(model: object) -> str:
-    return f"{'run' if model is None else type(model).__name__.lower()}-{time.strftime('%Y%m%d-%H%M%S')}"
+    word = "run" if model is None or isinstance(model, Mapping) else type(model).__name__.lower()
+    return f"{word}-{time.strftime('%Y%m%d-%H%M%S')}"
 
 
 def _next_step(folder: Path) -> int:

@@ -10,7 +10,8 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -57,6 +58,7 @@ class Reference:
         self._calls: Counter[nn.Module] = Counter()
         self._stack: list[tuple[str, Mode]] = []
         self._paths = {module: path or "(model)" for path, module in model.named_modules()}
+        self._context = ""
         self._applied: set[Tensor] = set()
         self._before: dict[Tensor, Tensor] = {}
         self._depth = 0
@@ -72,6 +74,13 @@ class Reference:
 
     def __exit__(self, *exception: object) -> None:
         pass
+
+    @contextmanager
+    def context(self, name: str) -> Iterator[None]:
+        """Sites of calls inside are called `site@context`."""
+        around, self._context = self._context, f"{self._context}/{name}" if self._context else name
+        yield
+        self._context = around
 
     def step(self) -> None:
         """End the step: weights, buffers, and gradients that no optimizer applied."""
@@ -96,7 +105,7 @@ class Reference:
             self._calls[module] += 1
         number = max(self._calls[module], 1)
         call = (
-            self._paths[module] + (f"#{number}" if number > 1 else ""),
+            in_context(self._paths[module] + (f"#{number}" if number > 1 else ""), self._context),
             Mode.TRAIN if module.training else Mode.EVAL,
         )
         self._stack.append(call)
@@ -149,6 +158,10 @@ class Reference:
 
     def _keep_state(self, name: str, port: str, tensor: Tensor) -> None:
         self._keep(name, port, Kind.OPTIMIZER, tensor)
+
+
+def in_context(site: str, context: str) -> str:
+    return f"{site}@{context}" if context else site
 
 
 def norms(gradient: Tensor) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
@@ -23,7 +23,7 @@ from tests.capture.sinks import ListSink
 
 
 def watching(
-    model: nn.Module,
+    model: nn.Module | Mapping[str, nn.Module],
     optimizer: Optimizer | Iterable[Optimizer] | None = None,
     *,
     kinds: Choices = ("output", "weight", "weight_grad"),

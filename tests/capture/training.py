@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 
 from layerscope.records import Kind
 from layerscope.stats import derive, spec
-from tests.capture.reference import Key, Parts, Reference, mapped, statistics
+from tests.capture.reference import Key, Parts, Reference, in_context, mapped, statistics
 from tests.capture.sinks import ListSink
 from tests.capture.test_reading_points import watching
 
@@ -29,8 +29,10 @@ EXACT = {"count", "zeros", "subnormal", "nan", "pos_inf", "neg_inf", "merged"}
 
 class Stepped(Protocol):
     def step(self) -> None: ...
+    def context(self, name: str) -> AbstractContextManager[None]: ...
 
 
+_around: list[Stepped | None] = []  # the training in progress
 Around = Callable[[nn.Module, list[Optimizer]], AbstractContextManager[Stepped | None]]
 
 
@@ -61,6 +63,7 @@ def trained(make: Make, loop: Loop, around: Around, optimizers: Optimizers = ada
         mapped(value, name, lambda port, tensor: kept.update({port: tensor.detach().clone()}))
 
     with around(model, several) as run:
+        _around.append(run)
         for step, result in enumerate(loop(model, *several)):
             keep(f"step {step} result", result)
             keep(f"step {step} grad", {name: p.grad for name, p in model.named_parameters()})
@@ -71,7 +74,13 @@ def trained(make: Make, loop: Loop, around: Around, optimizers: Optimizers = ada
             keep(f"step {step} random state", torch.get_rng_state())
             if run is not None:
                 run.step()
+    _around.clear()
     return kept
+
+
+def context(name: str) -> AbstractContextManager[None]:
+    """The context of that name of whoever is around the training, for its loop."""
+    return nullcontext() if _around[0] is None else _around[0].context(name)
 
 
 def differences(one: dict[str, Tensor], other: dict[str, Tensor]) -> list[str]:
@@ -140,7 +149,7 @@ def recorded(sink: ListSink, step: int) -> dict[Key, dict[str, float]]:
         columns["merged"] = summaries.merged
         for row, number in enumerate(summaries.series):
             series = sink.series[number]
-            key = (series.site, series.port, series.kind, series.mode)
+            key = (in_context(series.site, series.context), series.port, series.kind, series.mode)
             assert key not in found, f"{key} was recorded twice, as {series}"
             found[key] = {name: float(values[row]) for name, values in columns.items()}
     return found

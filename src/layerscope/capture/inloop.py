@@ -60,6 +60,7 @@ class InLoop:
     _now: NamedStep | None = None  # the step in progress, unless it is idle
     _type = STEP_TYPE  # of the step in progress
     _discarded = -1  # the last step that was
+    _contexts: set[str]  # names that were checked
     _balance: Balance
     _ring: Ring
     _step: int
@@ -80,6 +81,17 @@ class InLoop:
     def iteration(self) -> AbstractContextManager[None]:
         """A `with` block around one pass of several in a step; what is recorded inside belongs to it."""
         return _IDLE if self._now is None or self._now.reader.computes_again() else _iteration(self._now)
+
+    def context(self, name: str) -> AbstractContextManager[None]:
+        """A `with` block around forwards that mean something of their own, such as D(real) and D(fake) in one step.
+
+        What is computed inside has series of its own, gradients included. A context inside another one is called
+        `outer/inner`. Weights, their gradients and updates belong to none.
+        """
+        if not isinstance(name, str) or name not in self._contexts:
+            _check_context(name)
+            self._contexts.add(name)
+        return self._within(name)
 
     def record(  # noqa: PLR0913  all that can be said of a tensor
         self,
@@ -156,6 +168,9 @@ class InLoop:
             self._discarded = self._step
             self._stop_listening()
 
+    def _within(self, context: str) -> AbstractContextManager[None]:
+        raise NotImplementedError
+
     def _begin(self, type: str) -> None:
         raise NotImplementedError
 
@@ -169,6 +184,14 @@ class InLoop:
 def _check_type(type: object) -> None:
     if not isinstance(type, str) or not type:
         raise StateError(f"A step type is a text, not {type!r}: begin(type='long sequence').")
+
+
+def _check_context(name: object) -> None:
+    if not isinstance(name, str) or not name or not {"/", "@", "#"}.isdisjoint(name):
+        raise StateError(
+            f"A context cannot be called {name!r}: give a text without '/', '@' and '#', such as context('real'). "
+            "Contexts inside each other are joined by '/'."
+        )
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from layerscope.records import STEP_TYPE, Part, StepInfo
 
 LEVELS = ("summary", "statistics", "samples", "all")
 STATISTICS, SAMPLES, ALL = range(1, len(LEVELS))
-Key = tuple[int, str, str]  # iteration, name and role
+Key = tuple[int, str, str, str]  # iteration, name, role and context
 _PARTS = {part.value: part for part in Part}
 
 
@@ -70,13 +70,18 @@ class Entry:
 
     def __init__(self, key: Key, node: Node, number: int, shape: tuple[int, ...], batch_dim: int | None) -> None:
         self.key = key
-        self.iteration, self.name, self.role = key
+        self.iteration, self.name, self.role, self.context = key
         self.part = node.part
         self.level = node.level
         self.number = number  # in the order of naming
         self.shape = shape
         self.batch_dim = batch_dim
         self.batch = 0 if batch_dim is None else shape[batch_dim]  # samples in it, 0 if it has no batch
+
+    @property
+    def label(self) -> str:
+        """Its name in dependency graphs, where each context has tensors of its own."""
+        return f"{self.name}@{self.context}" if self.context else self.name
 
 
 class Reader(Protocol):
@@ -88,6 +93,11 @@ class Reader(Protocol):
 
     def is_recorded_by_others(self) -> bool:
         """Whether a compiler looks at what is computed, and must not find our operations in it."""
+        ...
+
+    @property
+    def context(self) -> str:
+        """The context of what is computed now, "" outside of any."""
         ...
 
     def computes_again(self) -> bool:
@@ -165,11 +175,11 @@ class NamedStep:
         except (KeyError, TypeError):  # it is new, or no such thing can be said
             node = _looked_up(Said(*said), level_of(self.depth.level))
             self.nodes[said] = node
-        key = (0 if initial else self.iterations or 1, name, role)
+        key = (0 if initial else self.iterations or 1, name, role, self.reader.context)
         if key in self.entries:
             raise StateError(
                 f"{_spoken(name, role)} is recorded twice in iteration {key[0]} of the step. Give one of them "
-                "another name or role, or open an iteration() for each pass."
+                "another name or role, or open an iteration() or a context() for each pass."
             )
         entry = Entry(key, node, len(self.entries), *self.reader.form(tensor, batch_dim, name))
         self.entries[key] = entry
@@ -181,7 +191,10 @@ class NamedStep:
         if self.reader.is_recorded_by_others():
             self.unread[said.name] = None
             return
-        same = [entry for (_, *its), entry in self.entries.items() if its == [said.name, said.role]]
+        same = [entry for (_, *its, _), entry in self.entries.items() if its == [said.name, said.role]]
+        if len(same) > 1:
+            context = self.reader.context
+            same = [entry for entry in same if entry.context == context] or same
         if len(same) == 1:
             self.reader.follow(same[0], tensor)
         elif not same:
@@ -195,11 +208,13 @@ class NamedStep:
         self.said.append(("link", *(thing if isinstance(thing, str) else "" for thing in (source, target))))
 
     def _meant(self, thing: object) -> list[object]:
-        """The tensors recorded last under a name, or the tensor itself."""
+        """The tensors recorded last under a name, in this context if there are any, or the tensor itself."""
         if not isinstance(thing, str):
             self.reader.form(thing, None, "link()")
             return [thing]
-        entries = [entry for entry in self.entries.values() if entry.name == thing]
+        context = self.reader.context
+        entries = [entry for entry in self.entries.values() if thing in (entry.name, entry.label)]
+        entries = [entry for entry in entries if entry.context == context] or entries
         if not entries:
             known = ", ".join(dict.fromkeys(repr(entry.name) for entry in self.entries.values())) or "nothing"
             raise StateError(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, SupportsFloat
@@ -40,6 +41,10 @@ class Listener(Protocol):
     @property
     def named(self) -> NamedListener:
         """Reads what the user names."""
+        ...
+
+    def context(self, name: str) -> AbstractContextManager[None]:
+        """A `with` block whose forwards belong to a context, inside the one around it."""
         ...
 
     def attach(self) -> None:
@@ -107,6 +112,7 @@ class Recorder(InLoop):
         self._names: set[str] = set()  # of KPIs
         self._spelling: dict[str, str] = {}  # of KPIs, by their names in lower case
         self._nodes: dict[tuple[object, ...], Node] = {}
+        self._contexts: set[str] = set()
         self._listening = False
         self._wanted = False  # whether the step in progress is recorded, however it goes
         self._closed = False
@@ -245,6 +251,9 @@ class Recorder(InLoop):
             self._listener.detach()
         self._listening, self._now = False, None
 
+    def _within(self, context: str) -> AbstractContextManager[None]:
+        return self._listener.context(context)
+
     def _begin(self, type: str) -> None:
         spent_s = self._listening_s
         if self._now is not None and self._now.entries:
@@ -287,6 +296,10 @@ class DisabledRecorder(Recorder):
 
     def begin(self, type: str = STEP_TYPE) -> None:
         """Do nothing."""
+
+    def context(self, name: str) -> AbstractContextManager[None]:
+        """A block that does nothing."""
+        return nullcontext()
 
     def keep(self, *args: object, **kwargs: object) -> None:
         """Do nothing."""

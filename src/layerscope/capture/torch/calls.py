@@ -8,20 +8,26 @@ from types import FrameType
 import torch
 from torch import nn
 
+from layerscope.capture.torch.contexts import State
 from layerscope.capture.torch.gradients import Consumers, Edge, Flow
 from layerscope.capture.torch.intake import Place
 from layerscope.capture.torch.structure import Key, TracedForward
-from layerscope.records import Mode
+from layerscope.records import Kind, Mode, Reading
 
 
 class Call:
     """One call of a module of the model, in progress."""
 
-    __slots__ = ("again", "first_node", "inputs", "inside", "is_new", "module", "names", "parent", "site", "waits")
+    __slots__ = (
+        *("again", "before", "context", "first_node", "inputs", "inside"),
+        *("is_new", "module", "names", "parent", "site", "waits"),
+    )
 
     def __init__(self, module: nn.Module, site: str, parent: str) -> None:
         self.module = module
         self.site = site
+        self.context = ""  # the name that the training loop gave the forward
+        self.before: State | None = None  # the context to go back to, of a call that is computed again
         self.parent = parent  # site of the call around it, "" for an outermost one
         self.is_new = False  # whether the graph of calls lacks it
         # Checkpointing computes it a second time, while backward runs: its values were read the first time.
@@ -36,6 +42,10 @@ class Call:
     def mode(self) -> Mode:
         """Whether the module is training."""
         return Mode.TRAIN if self.module.training else Mode.EVAL
+
+    def place(self, port: str, kind: Kind, reading: Reading = Reading.FORWARD) -> Place:
+        """The place of a tensor that the call takes or gives, or of its gradient."""
+        return Place(self.site, port, kind, self.mode, reading, self.context)
 
 
 class Thread(threading.local):

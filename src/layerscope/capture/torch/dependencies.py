@@ -148,7 +148,7 @@ class Cut:
         if self._group.keys() != set(names):
             self._group = groups(names)
             self._shapes = {name: tuple(tensor.shape) for tensor, name in parameters.items() if not is_lazy(tensor)}
-        taken = {entry.name for entry in now.entries.values()}
+        taken = {entry.label for entry in now.entries.values()}
         by_iteration: dict[int, list[Entry]] = {}
         for entry in now.entries.values():
             by_iteration.setdefault(entry.iteration, []).append(entry)
@@ -163,9 +163,9 @@ class Cut:
         parts: dict[str, Part] = {}
         roles: dict[str, dict[str, tuple[int, ...]]] = {}
         for entry in entries:
-            parts.setdefault(entry.name, entry.part)
-            shape = self._first.setdefault((entry.name, entry.role), entry.shape)
-            roles.setdefault(entry.name, {})[entry.role] = shape
+            parts.setdefault(entry.label, entry.part)
+            shape = self._first.setdefault((entry.label, entry.role), entry.shape)
+            roles.setdefault(entry.label, {})[entry.role] = shape
         used = {self._group[name] for entry in entries for name in links.get(entry, ()) if isinstance(name, str)}
         for name, group in self._group.items():
             if group in used:
@@ -181,8 +181,8 @@ class Cut:
                 if isinstance(source, str):
                     place = (*self._place(source, taken), 0)
                 else:
-                    place = (source.name, source.role, target.iteration - source.iteration)
-                found.append(Link(*place, target.name, target.role))
+                    place = (source.label, source.role, target.iteration - source.iteration)
+                found.append(Link(*place, target.label, target.role))
         return tuple(
             sorted(found, key=lambda link: (link.target, link.target_role, link.source, link.source_role, link.back))
         )

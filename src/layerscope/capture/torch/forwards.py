@@ -19,7 +19,8 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.utils.hooks import RemovableHandle
 
 from layerscope.capture.torch.calls import Call, Thread, is_below
-from layerscope.capture.torch.gradients import Gradients, edge_of, gradient_place
+from layerscope.capture.torch.contexts import Contexts
+from layerscope.capture.torch.gradients import Gradients, edge_of
 from layerscope.capture.torch.guard import Guard
 from layerscope.capture.torch.hooks import Hook, is_recorded_by_others
 from layerscope.capture.torch.intake import Intake, Place
@@ -41,8 +42,11 @@ FORWARD_KINDS = OF_MODULES | {
 class Forwards:
     """Reads inputs and outputs of the chosen modules, and has their gradients read."""
 
-    def __init__(self, intake: Intake, gradients: Gradients, guard: Guard, structure: Structure) -> None:
+    def __init__(
+        self, intake: Intake, gradients: Gradients, guard: Guard, structure: Structure, contexts: Contexts
+    ) -> None:
         self._intake = intake
+        self._contexts = contexts
         self._gradients = gradients
         self._guard = guard
         self._structure = structure
@@ -102,10 +106,11 @@ class Forwards:
         if call is not None and self._replaceable and not call.again:
             self._add_named(call, tensor, site)
         mode = Mode.TRAIN if call is None else call.mode
+        place = Place(site, "tensor", Kind.TENSOR, mode, Reading.FORWARD, self._contexts.current)
         if Kind.TENSOR in self._targets.kinds and (call is None or not call.again):
-            self._intake.add(tensor, Place(site, "tensor", Kind.TENSOR, mode, Reading.FORWARD))
+            self._intake.add(tensor, place)
         if Kind.TENSOR_GRAD in self._targets.kinds and tensor.requires_grad:
-            self._gradients.follow(tensor, gradient_place(site, "tensor", Kind.TENSOR_GRAD, mode))
+            self._gradients.follow(tensor, place._replace(kind=Kind.TENSOR_GRAD, reading=Reading.BACKWARD))
 
     def _add_named(self, call: Call, tensor: Tensor, site: str) -> None:
         """Add a tensor that was named inside a call to the graph."""
@@ -158,7 +163,7 @@ class Forwards:
         if thread.forward is not None:
             thread.forward.leave()
         if thread.order:
-            self._structure.note(thread.order, None, is_whole=False)
+            self._structure.note(thread.order, None, is_whole=False, context=self._contexts.current)
         for call in thread.calls:
             self._leave_behind(call)
         for left in (thread.calls, thread.counts, thread.told):
@@ -184,7 +189,7 @@ class Forwards:
     def _note_order(self, order: list[Key], forward: TracedForward | None, output: object, frame: FrameType) -> None:
         if forward is not None:
             forward.end(output, frame)
-        self._structure.note(order, forward, is_whole=output is not None)
+        self._structure.note(order, forward, is_whole=output is not None, context=self._contexts.current)
 
     def enter(self, module: nn.Module, args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
         """A module of the model is about to be called."""
@@ -205,6 +210,9 @@ class Forwards:
         self.called.add(module)
         around = thread.calls[-1] if thread.calls else None
         call = Call(module, numbered(self._targets.members[module], count), around.site if around else "")
+        if call.again and around is None:  # in the context it had, and not in that of the backward
+            call.before = self._contexts.enter("")
+        call.context = self._contexts.current
         thread.calls.append(call)
         if self._replaceable and not call.again:
             key = call.site, call.parent
@@ -238,9 +246,9 @@ class Forwards:
         values, gradients = Kind.INPUT in self._targets.kinds, self._gradients.wanted(Kind.INPUT_GRAD)
         for port, tensor in inputs_in(args, kwargs):
             if values and not call.again:
-                self._intake.add(tensor, Place(call.site, port, Kind.INPUT, call.mode, Reading.FORWARD))
+                self._intake.add(tensor, call.place(port, Kind.INPUT))
             if gradients and tensor.requires_grad and torch.is_grad_enabled():
-                call.inputs.append((edge_of(tensor), gradient_place(call.site, port, Kind.INPUT_GRAD, call.mode)))
+                call.inputs.append((edge_of(tensor), call.place(port, Kind.INPUT_GRAD, Reading.BACKWARD)))
 
     def _leave(self, module: nn.Module, output: object) -> None:
         calls = self._thread.calls
@@ -256,7 +264,9 @@ class Forwards:
             self._behind[call.module] = handle, waiting + 1
 
     def _leave_behind(self, call: Call) -> None:
-        """Take that hook away, unless another call waits for it."""
+        """Take that hook away, unless another call waits for it; and leave the context of the call."""
+        if call.before is not None:
+            self._contexts.leave(call.before)
         if not call.waits:
             return
         with self._lock:
@@ -293,11 +303,11 @@ class Forwards:
             self._roots.give(call.site, tensors)
         if chosen and Kind.OUTPUT in self._targets.kinds and not call.again:
             for port, tensor in tensors:
-                self._intake.add(tensor, Place(call.site, port, Kind.OUTPUT, call.mode, Reading.FORWARD))
-        if not around:
-            for _, tensor in tensors:
+                self._intake.add(tensor, call.place(port, Kind.OUTPUT))
+        if not around and not call.again:
+            for port, tensor in tensors:
                 if tensor.requires_grad:
-                    self._gradients.notice(tensor)
+                    self._gradients.notice(tensor, call.place(port, Kind.OUTPUT), call.first_node)
         if chosen and (call.inputs or self._gradients.wanted(Kind.OUTPUT_GRAD)):
             self._take_gradients(call, [(port, tensor) for port, tensor in tensors if tensor.requires_grad])
 
@@ -305,7 +315,7 @@ class Forwards:
         """Have the gradients read that will flow back to a module and through it."""
         if self._gradients.wanted(Kind.OUTPUT_GRAD):
             for port, tensor in outputs:
-                self._gradients.follow(tensor, gradient_place(call.site, port, Kind.OUTPUT_GRAD, call.mode))
+                self._gradients.follow(tensor, call.place(port, Kind.OUTPUT_GRAD, Reading.BACKWARD))
         if call.inputs:
             self._gradients.through(call.inputs, [tensor for _, tensor in outputs], call.first_node, call.inside)
         around = self._thread.calls
@@ -319,7 +329,7 @@ class Forwards:
         kind = Kind.INPUT if port.startswith("input") else Kind.OUTPUT
         if module in self._targets.modules and kind in self._targets.kinds:
             mode = Mode.TRAIN if module.training else Mode.EVAL
-            self._intake.add(tensor, Place(site, port, kind, mode, Reading.FORWARD))
+            self._intake.add(tensor, Place(site, port, kind, mode, Reading.FORWARD, self._contexts.current))
         self.called.add(module)
         if path == ROOT and kind is Kind.OUTPUT and not self._thread.calls:
             counts.clear()

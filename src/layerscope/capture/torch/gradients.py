@@ -16,7 +16,7 @@ from torch.utils.hooks import RemovableHandle
 
 from layerscope.capture.torch.guard import Guard
 from layerscope.capture.torch.intake import Intake, Place
-from layerscope.records import Kind, Mode, Reading
+from layerscope.records import Kind
 from layerscope.stats.torch import is_oversized
 
 _NORM = {Kind.INPUT_GRAD: Kind.INPUT_GRAD_NORM, Kind.OUTPUT_GRAD: Kind.OUTPUT_GRAD_NORM}
@@ -46,12 +46,16 @@ class Gradients:
         self._step = 0  # a graph may outlive its step: its hooks then do nothing
         self._followed: dict[int, tuple[weakref.ref[Tensor], int, list[Place]]] = {}
         self._on_leaves: list[RemovableHandle] = []
+        self._backwards: dict[Place, tuple[int, int]] = {}  # a forward of each outermost module, and its backward
         self.arrived = False
+        self.mixed = ""  # site of a module whose forwards belong to several backwards of the step
 
     def start_over(self) -> None:
         """Forget the step."""
         self._step += 1
         self.arrived = False
+        self.mixed = ""
+        self._backwards.clear()
         self._followed.clear()
         while self._on_leaves:
             self._on_leaves.pop().remove()
@@ -70,9 +74,15 @@ class Gradients:
         self._followed[id(tensor)] = (weakref.ref(tensor), tensor._version, places)
         self.when_computed(tensor, self._emit, places)
 
-    def notice(self, tensor: Tensor) -> None:
-        """Only note that a backward came by."""
-        self.when_computed(tensor, lambda gradient: None)
+    def notice(self, tensor: Tensor, place: Place, forward: int) -> None:
+        """Note that a backward comes by, and whether forwards of one module belong to different ones."""
+        self.when_computed(tensor, self._note_backward, place, forward)
+
+    def _note_backward(self, gradient: Tensor, place: Place, forward: int) -> None:
+        backward = torch._C._current_graph_task_id()
+        first, its_backward = self._backwards.setdefault(place, (forward, backward))
+        if first != forward and its_backward != backward:
+            self.mixed = self.mixed or place.site
 
     def when_computed(self, tensor: Tensor, read: Callable[..., None], *known: object) -> None:
         """Have the function called with the tensor's whole gradient, and what is known, when a backward has it."""
@@ -151,11 +161,6 @@ class Gradients:
                 norms = _per_sample(gradient) if norms is None else norms
                 assert norm is not None
                 self.intake.add(norms, place._replace(kind=norm))
-
-
-def gradient_place(site: str, port: str, kind: Kind, mode: Mode) -> Place:
-    """The place of a gradient that is read while backward runs."""
-    return Place(site, port, kind, mode, Reading.BACKWARD)
 
 
 def edge_of(tensor: Tensor) -> Edge:

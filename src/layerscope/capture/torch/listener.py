@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from typing import TYPE_CHECKING
 
 from torch import Tensor
@@ -13,6 +13,7 @@ from torch.utils.hooks import RemovableHandle
 from layerscope.capture.attached import audience
 from layerscope.capture.collector import Collector, Taken
 from layerscope.capture.named import NamedStep
+from layerscope.capture.torch.contexts import Contexts, Within
 from layerscope.capture.torch.forwards import FORWARD_KINDS, Forwards
 from layerscope.capture.torch.gradients import Gradients
 from layerscope.capture.torch.guard import Guard
@@ -54,13 +55,14 @@ class TorchListener:
         self._report = report
         self._hooks = ExitStack()
         self._guard = Guard(warn, self.detach)
+        self._contexts = Contexts()
         self._intake = Intake(collector, warn, extent)
         self._gradients = Gradients(self._intake, self._guard, selection.kinds)
-        self.named = NamedTensors(self._gradients, self._guard, selection, settings)
+        self.named = NamedTensors(self._gradients, self._guard, selection, settings, self._contexts)
         self._structure = Structure(report)
-        self._forwards = Forwards(self._intake, self._gradients, self._guard, self._structure)
+        self._forwards = Forwards(self._intake, self._gradients, self._guard, self._structure, self._contexts)
         self._parameters = Parameters(self._intake, self._guard, selection.optimizers)
-        self._told_unseen = False
+        self._told_unseen = self._told_mixed = False
         self._holds = False  # gradients to the end of a step, since AMP was seen to skip one
         self._compiled = self._compiled_modules()
 
@@ -70,6 +72,7 @@ class TorchListener:
             return
         targets = self._targets = self._selection.targets()
         self._start_over()
+        self._contexts.is_followed = True
         try:
             self._follow_compiled(targets)
             if self._compiled is None:
@@ -87,6 +90,7 @@ class TorchListener:
     def detach(self) -> None:
         """Take every hook away."""
         self._hooks.close()
+        self._contexts.is_followed = False
         if self._compiled is not None:
             self._compiled.recorded = False
         self._start_over()
@@ -118,6 +122,10 @@ class TorchListener:
     def _keep(self, handles: Iterable[RemovableHandle]) -> None:
         for handle in handles:
             self._hooks.callback(handle.remove)
+
+    def context(self, name: str) -> AbstractContextManager[None]:
+        """A `with` block whose forwards belong to a context, inside the one around it."""
+        return Within(self._contexts, name)
 
     def discard(self) -> None:
         """Forget the step in progress, and look up the modules and parameters as they are now."""
@@ -166,6 +174,7 @@ class TorchListener:
             taken = taken._replace(records=(*taken.records, graph))
         self._taken = taken
         self._tell_unseen()
+        self._tell_mixed()
 
     def _scale(self) -> float | None:
         """What the gradients of this step were multiplied by; None if that cannot be told."""
@@ -203,6 +212,17 @@ class TorchListener:
         elif any(map(self._gradients.wanted, (Kind.INPUT_GRAD, Kind.OUTPUT_GRAD))):
             self._report("info", "Gradients of inputs and outputs inside compiled modules are not recorded.")
 
+    def _tell_mixed(self) -> None:
+        """Say once that forwards were added up which may mean different things."""
+        if self._gradients.mixed and not self._told_mixed:
+            self._told_mixed = True
+            self._report(
+                "info",
+                f"Forwards of {self._gradients.mixed!r} in one step belong to different backwards, and are added up in "
+                'one row. Where they mean different things, such as real and fake, put `with run.context("real"):` '
+                "around each: they become series of their own.",
+            )
+
     def _tell_uncalled(self) -> None:
         """Name the modules that were not seen to be called although their parameters have gradients."""
         targets, trained = self._selection.targets(), self._parameters.graded
@@ -228,6 +248,7 @@ class TorchListener:
         self._collector.discard()
         self._intake.start_over()
         self._gradients.start_over()
+        self._contexts.start_over()
         self._forwards.start_over(self._targets)
         self._parameters.start_over(self._targets)
 

@@ -14,6 +14,7 @@ from torch.nn.parameter import is_lazy
 
 from layerscope.capture.dependencies import Dependence
 from layerscope.capture.named import Depth, Entry, NamedStep
+from layerscope.capture.torch.contexts import Contexts
 from layerscope.capture.torch.dependencies import Cut, StepTracer
 from layerscope.capture.torch.gradients import Gradients
 from layerscope.capture.torch.guard import Guard
@@ -46,8 +47,11 @@ class Settings(NamedTuple):
 class NamedTensors:
     """Reads what is named in the step in progress; `begin` one, `finish` it, or `start_over`."""
 
-    def __init__(self, gradients: Gradients, guard: Guard, selection: Selection, settings: Settings) -> None:
+    def __init__(
+        self, gradients: Gradients, guard: Guard, selection: Selection, settings: Settings, contexts: Contexts
+    ) -> None:
         self._gradients = gradients
+        self._contexts = contexts
         self._intake = gradients.intake
         self._guard = guard
         self._selection = selection
@@ -114,6 +118,11 @@ class NamedTensors:
         """Whether checkpointing runs a forward again; a compiled one, of which nothing is heard, counts as that."""
         return is_recorded_by_others() or _backward() != -1
 
+    @property
+    def context(self) -> str:
+        """The context of what is computed now."""
+        return self._contexts.current
+
     def read(self, entry: Entry, tensor: Tensor) -> None:
         """Take a named tensor in."""
         self._guard.run(self._read, entry, tensor)
@@ -140,7 +149,8 @@ class NamedTensors:
         if series is None:
             what = (Kind.TENSOR, Reading.FORWARD) if take.is_value else (Kind.TENSOR_GRAD, Reading.BACKWARD)
             site, port = named_site(entry.name, entry.iteration), gradient_port(entry.role, take.loss)
-            identity = (site, port, what[0], Mode.TRAIN if entry.is_training else Mode.EVAL, what[1], "", take.dtype)
+            mode = Mode.TRAIN if entry.is_training else Mode.EVAL
+            identity = (site, port, what[0], mode, what[1], entry.context, take.dtype)
             series = self._series[key] = self._intake.collector.number(identity, entry.shape)
         take.series = series
         self._intake.collector.count_into(series, take.row)

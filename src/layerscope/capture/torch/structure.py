@@ -197,9 +197,9 @@ class Structure:
         self._nodes[call] = CallNode(node.site, node.path, node.parent, node.inputs, _shapes(outputs))
         self._complete.add(call)
 
-    def note(self, calls: list[Key], forward: TracedForward | None, *, is_whole: bool) -> None:
+    def note(self, calls: list[Key], forward: TracedForward | None, *, is_whole: bool, context: str) -> None:
         """Take in an outermost call that has ended or raised: all calls in it, and how it was traced, if it was."""
-        order = hash((is_whole, *calls))
+        order = hash((is_whole, context, *calls))
         if forward is not None and order not in self._edges_of:
             self._settled = 0
             self._learn(order, forward)

@@ -116,8 +116,44 @@ def _same(one: list[object], other: list[object]) -> bool:
     return len(one) == len(other) and all(map(lambda a, b: a is b, one, other))
 
 
+class Models(nn.Module):
+    """Several models that are watched under their names: a container whose own forward is never called."""
+
+    def __init__(self, models: Mapping[str, nn.Module]) -> None:
+        super().__init__()
+        self._modules.update(models)  # no attribute of a module stands in the way of a name
+
+
+def _one_model(model: object) -> nn.Module:
+    """The model, or several of them in one; what `torch.compile` was put around instead of its wrapper."""
+    if isinstance(model, Mapping):
+        for name in model:
+            if not isinstance(name, str) or not name or not {".", "#", "@"}.isdisjoint(name) or name == ROOT:
+                raise SelectError(
+                    f"watch() cannot call a model {name!r}: a name is text without '.', '#' and '@'. Rename it."
+                )
+            if not isinstance(model[name], nn.Module):
+                raise SelectError(
+                    f"watch() got {type(model[name]).__name__} as {name!r}. Give a torch.nn.Module for each name."
+                )
+        models = {name: _one_model(one) for name, one in model.items()}
+        names = {one: name for name, one in models.items()}
+        twice = [name for name, one in models.items() if names[one] != name]
+        if twice:
+            raise SelectError(f"watch() got one model under two names, {twice[0]!r} and {names[models[twice[0]]]!r}.")
+        if not models:
+            raise SelectError("watch() got an empty dictionary of models. Give at least one: {'generator': generator}.")
+        return Models(models)
+    if not isinstance(model, nn.Module):
+        raise SelectError(
+            f"watch() needs a torch.nn.Module, or a dictionary of them by name, not {type(model).__name__}. Give the "
+            "model itself."
+        )
+    return model._orig_mod if is_wrapper(model) else model  # type: ignore[return-value]  # a module too
+
+
 def choose(
-    model: nn.Module | None,
+    model: nn.Module | Mapping[str, nn.Module] | None,
     optimizer: Optimizer | Iterable[Optimizer] | None,
     kinds: Choices,
     sites: Choices,
@@ -126,10 +162,7 @@ def choose(
     """The selection that the user's words make; an error if they select nothing."""
     if model is None:
         model, optimizer = nn.Module(), None  # whichever optimizer steps
-    if not isinstance(model, nn.Module):
-        raise SelectError(f"watch() needs a torch.nn.Module, not {type(model).__name__}. Give the model itself.")
-    if is_wrapper(model):
-        model = model._orig_mod  # type: ignore[assignment]  # what torch.compile was put around
+    model = _one_model(model)
     modules = {path or ROOT: module for path, module in model.named_modules()}
     names = [*modules, *dict(model.named_parameters()), *dict(model.named_buffers())]
     for choice in (*choices(sites), *choices(exclude)):
