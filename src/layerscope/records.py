@@ -72,6 +72,7 @@ class Series:
     dtype: str
     shape: tuple[int, ...] = field(default=(), compare=False)  # as first seen
     context: str = ""  # `run.context(name)` around the forward, nested names joined by "/"
+    local: str = ""  # what of the tensor the rank has: "shard", "before reduction", both; "" for all of it
 
 
 @dataclass(frozen=True, slots=True)

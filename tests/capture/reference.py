@@ -84,11 +84,11 @@ class Reference:
 
     def step(self) -> None:
         """End the step: weights, buffers, and gradients that no optimizer applied."""
-        for name, parameter in self._model.named_parameters():
+        for name, parameter in self._model.named_parameters(remove_duplicate=False):
             self._keep(name, "weight", Kind.WEIGHT, parameter)
             if parameter.grad is not None and parameter not in self._applied:
                 self._keep(name, "weight_grad", Kind.WEIGHT_GRAD, parameter.grad)
-        for name, buffer in self._model.named_buffers():
+        for name, buffer in self._model.named_buffers(remove_duplicate=False):
             self._keep(name, "buffer", Kind.BUFFER, buffer)
         self.steps.append(dict(self._parts))
         self._parts.clear()
@@ -146,9 +146,10 @@ class Reference:
         self._depth -= 1
         if self._depth:
             return
-        names = {parameter: name for name, parameter in self._model.named_parameters()}
-        for parameter in (p for group in optimizer.param_groups for p in group["params"] if p in names):
-            name = names[parameter]
+        mine = {p for group in optimizer.param_groups for p in group["params"]}
+        for name, parameter in self._model.named_parameters(remove_duplicate=False):
+            if parameter not in mine:
+                continue
             if parameter.grad is not None:
                 self._applied.add(parameter)
                 self._keep(name, "weight_grad", Kind.WEIGHT_GRAD, parameter.grad)

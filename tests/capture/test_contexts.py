@@ -129,7 +129,8 @@ def test_models_that_share_parameters_are_watched_together() -> None:
         models["one"](torch.randn(2, 3))
         models["other"](torch.randn(2, 3))
         run.step()
-    assert {series.site for series in sink.series if series.kind is Kind.WEIGHT} == {"one.0.weight", "one.0.bias"}
+    shared = {f"{model}.0.{name}" for model in models for name in ("weight", "bias")}
+    assert {series.site for series in sink.series if series.kind is Kind.WEIGHT} == shared
     assert {"one", "other", "one.0", "one.1", "other.1"} == {s.site for s in sink.series if s.kind is Kind.OUTPUT}
 
 

@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from transformers import T5Config, T5ForConditionalGeneration
 
 import layerscope as ls
 from layerscope.records import Kind, Mode
@@ -180,6 +181,26 @@ def test_hugging_faces_gpt2_is_recorded_with_labels_and_a_cache() -> None:
         lines = mistakes(found, parts)
         assert [line for line in lines if "output.past_key_values" not in line] == []  # a cache has a form of its own
         assert ("model", "output.loss", Kind.OUTPUT_GRAD, Mode.TRAIN) in found
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")  # of transformers' own code
+def test_tied_weights_of_hugging_faces_t5_are_recorded_under_every_name_and_no_module_is_missed() -> None:
+    small = T5Config(vocab_size=30, d_model=8, d_kv=4, d_ff=16, num_layers=1, num_heads=2)
+    small.decoder_start_token_id = 0
+    model = T5ForConditionalGeneration(small)
+    sink, run = watching(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    with run:
+        ids = torch.randint(0, 30, (2, 5))
+        model(input_ids=ids, labels=ids).loss.backward()
+        run.step()
+    tied = {f"{name}.weight" for name in ("shared", "encoder.embed_tokens", "decoder.embed_tokens", "lm_head")}
+    for kind in (Kind.WEIGHT, Kind.WEIGHT_GRAD):
+        assert tied <= sites(sink, kind)
+        assert len({sink.stat("rms", name, kind) for name in tied}) == 1
+    (summaries,) = sink.summaries()
+    names = {sink.series[number].site for number in summaries.series[summaries.alias >= 0]}
+    assert len(names & tied) == 3
+    assert not sink.warnings()
 
 
 class Words(nn.Module):

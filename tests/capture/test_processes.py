@@ -1,7 +1,9 @@
-"""Watching beside other processes: DistributedDataParallel and the workers of a data loader."""
+"""Watching beside other processes: DistributedDataParallel, FSDP and the workers of a data loader."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -39,6 +41,23 @@ def test_a_model_in_distributed_data_parallel_is_recorded(bucket_view: bool) -> 
     sink = checked(make, steps)
     assert {"(model)", "module", "module.layers.0"} <= sites(sink, Kind.OUTPUT)
     assert "module.layers.0.weight" in sites(sink, Kind.WEIGHT_GRAD)
+
+
+@pytest.mark.parametrize("way", ["ddp", "fsdp"])
+def test_two_processes_train_bit_for_bit_as_unwatched_and_each_records_its_own_part(way: str, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "tests.capture.distributed", way]
+    processes = [
+        subprocess.Popen(
+            [*command, str(rank), str(tmp_path)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+        for rank in (0, 1)
+    ]
+    try:
+        said = [process.communicate(timeout=100)[0] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    assert [process.returncode for process in processes] == [0, 0], "\n".join(said)
 
 
 def test_the_workers_of_a_data_loader_do_not_disturb_the_recording(tmp_path: Path) -> None:

@@ -157,7 +157,7 @@ def test_sql_sees_the_views_and_nothing_else(watched: Watched, tmp_path: Path) -
 
 def test_a_table_becomes_any_data_frame(watched: Watched) -> None:
     table = watched.run.stats("0", stat="rms")
-    assert table.shape == (STEPS, 10)
+    assert table.shape == (STEPS, 11)
     assert isinstance(table.arrow(), pa.Table)
     assert table.pandas().shape == table.polars().shape == table.shape
     assert "<td>0</td>" in table._repr_html_()

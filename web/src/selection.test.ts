@@ -47,6 +47,7 @@ function series(number: number, dtype: string, reading = "forward", port = "outp
     context: "",
     dtype,
     reading,
+    local: "",
     shape: [],
   };
 }

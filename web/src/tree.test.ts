@@ -13,6 +13,7 @@ function series(site: string, kind = "output"): SeriesEntry {
     context: "",
     dtype: "float32",
     reading: "forward",
+    local: "",
     shape: [],
   };
 }

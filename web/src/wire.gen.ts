@@ -94,6 +94,7 @@ export interface SeriesEntry {
   readonly context: string;
   readonly dtype: string;
   readonly reading: string;
+  readonly local: string;
   readonly shape: readonly number[];
 }
 

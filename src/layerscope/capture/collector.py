@@ -14,7 +14,7 @@ from layerscope.records import Extras, Kind, Mode, Reading, Record, Series, Sink
 from layerscope.stats import combine
 from layerscope.stats.kernel import Arena
 
-Identity = tuple[str, str, Kind, Mode, Reading, str, str]  # the last two: context and data type
+Identity = tuple[str, str, Kind, Mode, Reading, str, str, str]  # the last: context, local part and data type
 
 
 class Taken(NamedTuple):
@@ -60,8 +60,8 @@ class Collector:
     def _number(self, identity: Identity, shape: tuple[int, ...]) -> int:
         number = self._numbers.get(identity)
         if number is None:
-            site, port, kind, mode, reading, context, dtype = identity
-            series = Series(site, port, kind, mode, reading, dtype, tuple(shape), context)
+            site, port, kind, mode, reading, context, local, dtype = identity
+            series = Series(site, port, kind, mode, reading, dtype, tuple(shape), context, local)
             number = self._numbers[identity] = self._sink.series_id(series)
             self._readings[number] = _scaled_at(identity)
         return number
@@ -111,7 +111,7 @@ class Collector:
 
 def _scaled_at(identity: Identity) -> Reading | None:
     """When the gradients of a series were read, if a scale may have been on them then."""
-    _, _, kind, _, reading, _, _ = identity
+    _, _, kind, _, reading, _, _, _ = identity
     return reading if reading is Reading.BACKWARD or (kind, reading) == (Kind.WEIGHT_GRAD, Reading.STEP) else None
 
 

@@ -15,7 +15,7 @@ from layerscope.store.reader import KEYS, encoded
 from layerscope.store.tensors import arrays_of
 
 #: What tells one history from another, in the order of the columns of every table.
-IDENTITY = ("site", "port", "kind", "mode", "context", "dtype", "reading", "rank")
+IDENTITY = ("site", "port", "kind", "mode", "context", "dtype", "reading", "local", "rank")
 
 
 def numbers(series: pa.Table) -> Ids:

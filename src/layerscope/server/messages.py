@@ -45,6 +45,7 @@ class SeriesEntry:
     context: str  # "" for none
     dtype: str
     reading: str
+    local: str  # "" for the whole tensor
     shape: tuple[int, ...]
 
 

@@ -1,7 +1,7 @@
 """Summaries of torch tensors, read where they lie whenever they can be.
 
 Nothing is changed: no autograd graph, no random state, no attribute. Plain tensors and parameters only: a subclass that
-wraps other tensors, such as a DTensor, has no memory of its own; give the tensor inside it (`.to_local()`).
+wraps other tensors, such as a DTensor, is refused, whatever address it has. Give the tensor inside it (`.to_local()`).
 """
 
 from __future__ import annotations
@@ -33,6 +33,11 @@ _LEAST_ROUNDS, _MOST_ROUNDS = 8, 200
 def dtype_name(tensor: torch.Tensor) -> str:
     """The tensor's type without its module: `float32`."""
     return _name(tensor.dtype)
+
+
+def is_wrapper(tensor: torch.Tensor) -> bool:
+    """Whether the tensor's class says itself what operations do with it: then its memory, if any, is not its values."""
+    return type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__
 
 
 @cache
@@ -144,6 +149,8 @@ def thinned(tensor: torch.Tensor, most: int) -> torch.Tensor:
 
     No random number is drawn. The distance shares no factor with the tensor's size, so that no dimension is missed.
     """
+    if is_wrapper(tensor):
+        return tensor
     count = tensor.numel()
     if count <= most or tensor.layout is not torch.strided or tensor.is_nested or not _is_dense(tensor):
         return tensor
@@ -161,7 +168,7 @@ def threads_for(largest: int) -> int:
 def in_place(tensor: torch.Tensor) -> list[int] | None:
     """What `Arena.add` needs to know of a tensor that can be read where it lies, and is known to be dense at once."""
     number = _NUMBER.get(tensor.dtype)
-    if number is None or not tensor.is_cpu or tensor.is_nested:
+    if number is None or is_wrapper(tensor) or not tensor.is_cpu or tensor.is_nested:
         return None
     try:
         if not tensor.is_contiguous():
@@ -169,7 +176,7 @@ def in_place(tensor: torch.Tensor) -> list[int] | None:
         address, count = tensor.data_ptr(), tensor.numel()
     except (RuntimeError, ValueError):  # how a tensor without one piece of memory answers, and a lazy parameter
         return None
-    if address == 0 or tensor.is_neg():  # whose sign is still to be changed
+    if _lacks_memory(tensor, address) or tensor.is_neg():  # whose sign is still to be changed
         return None if count else [0, 0, number]
     return [address, count, number]
 
@@ -179,9 +186,14 @@ def _address(tensor: torch.Tensor) -> int:
         address = tensor.data_ptr()
     except RuntimeError as error:  # how a tensor without memory answers
         raise _no_memory(tensor) from error
-    if address == 0 and tensor.numel():
+    if _lacks_memory(tensor, address) and tensor.numel():
         raise _no_memory(tensor)
     return address
+
+
+def _lacks_memory(tensor: torch.Tensor, address: int) -> bool:
+    """Whether the address counts from nothing, as that of a tensor does whose memory was freed."""
+    return address == tensor.storage_offset() * tensor.element_size()
 
 
 def _no_memory(tensor: torch.Tensor) -> SelectError:
@@ -218,7 +230,7 @@ def _distinct(tensor: torch.Tensor) -> tuple[torch.Tensor, int]:
 
 def is_oversized(tensor: torch.Tensor) -> bool:
     """Whether the tensor is a view that repeats elements so often that it must not be copied."""
-    if tensor.layout is not torch.strided or tensor.is_nested or is_lazy(tensor):
+    if tensor.layout is not torch.strided or tensor.is_nested or is_lazy(tensor) or is_wrapper(tensor):
         return False
     size = tensor.numel() * tensor.element_size()
     if size <= _MOST_REPEATED_BYTES:
@@ -243,6 +255,11 @@ def _refuse(tensor: torch.Tensor) -> None:
     if tensor.layout is not torch.strided:
         raise SelectError(
             f"A tensor of layout {tensor.layout} has no summary. Record its `.to_dense()`, or its `.values()`."
+        )
+    if is_wrapper(tensor):
+        raise SelectError(
+            f"A {type(tensor).__name__} wraps other tensors: its own memory does not hold its values. "
+            "Record the plain tensor inside it."
         )
     if tensor.is_meta or is_lazy(tensor):
         raise _no_memory(tensor)

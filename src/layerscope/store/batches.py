@@ -35,6 +35,7 @@ def series_row(series: Series) -> dict[str, object]:
         "kind": series.kind.value,
         "mode": series.mode.value,
         "context": series.context,
+        "local": series.local,
         "reading": series.reading.value,
         "dtype": series.dtype,
         "shape": list(series.shape),
@@ -44,7 +45,7 @@ def series_row(series: Series) -> dict[str, object]:
 def series_batch(rows: Sequence[NumberedSeries]) -> pa.RecordBatch:
     """Rows of the series table."""
     content = [series_row(row.series) for row in rows]
-    words = ("site", "port", "kind", "mode", "context", "reading", "dtype")
+    words = ("site", "port", "kind", "mode", "context", "local", "reading", "dtype")
     columns = [
         numbers(np.array([row.number for row in rows], np.int32)),
         *(texts([str(row[word]) for row in content]) for word in words),

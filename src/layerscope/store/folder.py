@@ -181,7 +181,7 @@ def known_series(files: RunFiles, rank: int) -> dict[Series, int]:
         except ValueError:
             continue  # a newer layerscope's word
         words = (row["site"], row["port"], kind, mode, reading, row["dtype"])
-        series = Series(*words, tuple(row["shape"] or ()), row["context"] or "")
+        series = Series(*words, tuple(row["shape"] or ()), row["context"] or "", row["local"] or "")
         known.setdefault(series, row["series"])
     return known
 

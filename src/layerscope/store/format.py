@@ -40,7 +40,7 @@ _SAMPLED = [("step", pa.int64()), ("series", pa.int32()), ("samples", pa.list_(p
 _COLUMNS: dict[str, list[tuple[str, pa.DataType]]] = {
     "series": [
         ("series", pa.int32()),
-        *((name, _TEXT) for name in ("site", "port", "kind", "mode", "context", "reading", "dtype")),
+        *((name, _TEXT) for name in ("site", "port", "kind", "mode", "context", "local", "reading", "dtype")),
         ("shape", pa.list_(pa.int64())),
     ],
     "moments": [

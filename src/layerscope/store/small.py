@@ -52,7 +52,7 @@ class SmallTables:
         return repr((self._files.stamp(), graph))
 
     def series(self) -> pa.Table:
-        """Every series, its number, site, port, kind, mode, context, reading, dtype and shape; by rank and number."""
+        """Every series: number, site, port, kind, mode, context, local, reading, dtype, shape; by rank and number."""
         sources = self._files.sources("series")
         if sources.rows != self._series[0]:
             self._series = (sources.rows, _each_once(sources.read(SCHEMA["series"].names, Wanted())))
@@ -116,9 +116,10 @@ class SmallTables:
 def _each_once(series: pa.Table) -> pa.Table:
     """The series in order: a writer that had to try again may have written a row twice."""
     table = in_order("series", series)
-    if table["context"].null_count:  # of a writer that knew no contexts
-        place = table.column_names.index("context")
-        table = table.set_column(place, "context", pc.fill_null(table["context"], texts([""])[0]))
+    for word in ("context", "local"):
+        if table[word].null_count:  # of a writer that knew none
+            place = table.column_names.index(word)
+            table = table.set_column(place, word, pc.fill_null(table[word], texts([""])[0]))
     rank, number = key_columns(table, ("rank", "series"))
     repeated = np.zeros(len(rank), np.bool_)
     repeated[1:] = (rank[1:] == rank[:-1]) & (number[1:] == number[:-1])

@@ -16,8 +16,9 @@ from torch.utils.hooks import RemovableHandle
 
 from layerscope.capture.torch.guard import Guard
 from layerscope.capture.torch.intake import Intake, Place
+from layerscope.capture.torch.shards import local_part
 from layerscope.records import Kind
-from layerscope.stats.torch import is_oversized
+from layerscope.stats.torch import is_oversized, is_wrapper
 
 _NORM = {Kind.INPUT_GRAD: Kind.INPUT_GRAD_NORM, Kind.OUTPUT_GRAD: Kind.OUTPUT_GRAD_NORM}
 Edge = tuple[Node, int]
@@ -135,12 +136,22 @@ class Gradients:
     def _add(self, flow: Flow, gradient: Tensor | None) -> None:
         flow.arrived += 1
         if gradient is not None:
-            with torch.no_grad():
-                flow.total = gradient if flow.total is None else flow.total + gradient
+            self._add_to(flow, gradient)
         if flow.arrived == flow.expected:
             self._complete(flow)
         elif flow.arrived == 1:  # some of the others may not take part in this backward
             torch.autograd.Variable._execution_engine.queue_callback(lambda: self._guard.run(self._complete, flow))
+
+    def _add_to(self, flow: Flow, gradient: Tensor) -> None:
+        if flow.total is None:
+            flow.total = gradient
+        elif not (is_wrapper(gradient) or is_wrapper(flow.total)):
+            with torch.no_grad():
+                flow.total = flow.total + gradient
+        elif flow.places:  # to add up DTensors may mean to wait for other processes
+            what = f"{flow.places[0].kind.value} of {flow.places[0].site!r}"
+            self.intake.tell_once(what, f"{what} is not recorded: it is a sum of several {type(gradient).__name__}s.")
+            flow.places = []
 
     def _complete(self, flow: Flow) -> None:
         total, flow.total, flow.arrived = flow.total, None, 0
@@ -149,18 +160,19 @@ class Gradients:
 
     def _emit(self, gradient: Tensor, places: list[Place]) -> None:
         norms: Tensor | None = None
+        part, local = local_part(gradient)
         for place in places:
             if place.kind in self._kinds:
                 self.intake.add(gradient, place)
             norm = _NORM.get(place.kind)
-            if norm in self._kinds and gradient.layout is torch.strided and not gradient.is_nested:
-                if is_oversized(gradient):
-                    what = f"{norm and norm.value} of {place.site!r}"
+            if norm in self._kinds and part.layout is torch.strided and not part.is_nested:
+                assert norm is not None
+                if is_oversized(part):
+                    what = f"{norm.value} of {place.site!r}"
                     self.intake.tell_once(what, f"{what} is not recorded: the gradient is a view too large to copy.")
                     continue
-                norms = _per_sample(gradient) if norms is None else norms
-                assert norm is not None
-                self.intake.add(norms, place._replace(kind=norm))
+                norms = (part if is_wrapper(part) else _per_sample(part)) if norms is None else norms
+                self.intake.add(norms, place._replace(kind=norm, local=local))
 
 
 def edge_of(tensor: Tensor) -> Edge:

@@ -12,10 +12,11 @@ from torch import Tensor
 from torch._C._functorch import is_functorch_wrapped_tensor
 
 from layerscope.capture.collector import Collector
+from layerscope.capture.torch.shards import local_part
 from layerscope.errors import LayerscopeError, SelectError, StateError
 from layerscope.records import Kind, Mode, Reading
 from layerscope.stats.derive import RESERVED
-from layerscope.stats.torch import add, add_many, dtype_name, is_oversized, thinned
+from layerscope.stats.torch import add, add_many, dtype_name, is_oversized, is_wrapper, thinned
 
 OwnStatistics = Callable[[Tensor], Mapping[str, float]]
 
@@ -29,6 +30,7 @@ class Place(NamedTuple):
     mode: Mode
     reading: Reading
     context: str = ""
+    local: str = ""  # what this process holds of the tensor, if not all of it
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,27 +64,36 @@ class Intake:
 
     def add(self, tensor: Tensor, place: Place) -> int | None:
         """Row of the tensor's summary, which is counted into its series; None if the tensor cannot be read."""
+        if is_wrapper(tensor):
+            tensor, (place,) = _local(tensor, [place])
         row = self.read(tensor, place.site, place.kind)
         if row is not None:
             self.collector.count(row, (*place, dtype_name(tensor)), tensor.shape)
         return row
 
-    def add_all(self, those: Sequence[tuple[Tensor, Place]]) -> list[int | None]:
-        """The same for several that may be written through `.data`, which leaves no trace: all are read anew."""
-        if self._own is not None or self._sample is not None or any(tensor.is_nested for tensor, _ in those):
-            return [self._add_anew(tensor, place) for tensor, place in those]
-        rows, errors = add_many(self.collector.arena, [tensor for tensor, _ in those])
-        for (tensor, place), row in zip(those, rows, strict=True):
-            if row >= 0:
-                self.collector.count(row, (*place, dtype_name(tensor)), tensor.shape)
-        for at, error in errors.items():
-            tensor, place = those[at]
-            self._leave_out(tensor, place.site, place.kind, error)
-        return [row if row >= 0 else None for row in rows]
+    def add_all(self, those: Sequence[tuple[Tensor, Sequence[Place]]]) -> list[int | None]:
+        """The same for several, each counted into one series or more.
 
-    def _add_anew(self, tensor: Tensor, place: Place) -> int | None:
+        They may be written through `.data`, which leaves no trace: all are read anew.
+        """
+        those = [_local(tensor, places) if is_wrapper(tensor) else (tensor, places) for tensor, places in those]
+        if self._own is not None or self._sample is not None or any(tensor.is_nested for tensor, _ in those):
+            rows = [self._read_anew(tensor, places[0]) for tensor, places in those]
+        else:
+            found, errors = add_many(self.collector.arena, [tensor for tensor, _ in those])
+            rows = [row if row >= 0 else None for row in found]
+            for at, error in errors.items():
+                tensor, (place, *_) = those[at]
+                self._leave_out(tensor, place.site, place.kind, error)
+        for (tensor, places), row in zip(those, rows, strict=True):
+            for place in places if row is not None else ():
+                assert row is not None
+                self.collector.count(row, (*place, dtype_name(tensor)), tensor.shape)
+        return rows
+
+    def _read_anew(self, tensor: Tensor, place: Place) -> int | None:
         self.forget(tensor)
-        row = self.add(tensor, place)
+        row = self.read(tensor, place.site, place.kind)
         self.forget(tensor)
         return row
 
@@ -149,6 +160,11 @@ class Intake:
             return
         for name, number in numbers.items():
             self.collector.add_extra(row, name, number)
+
+
+def _local(tensor: Tensor, places: Sequence[Place]) -> tuple[Tensor, Sequence[Place]]:
+    part, local = local_part(tensor)
+    return part, [place._replace(local=local) for place in places]
 
 
 def _name(name: str) -> str:

@@ -61,7 +61,7 @@ class TorchListener:
         self.named = NamedTensors(self._gradients, self._guard, selection, settings, self._contexts)
         self._structure = Structure(report)
         self._forwards = Forwards(self._intake, self._gradients, self._guard, self._structure, self._contexts)
-        self._parameters = Parameters(self._intake, self._guard, selection.optimizers)
+        self._parameters = Parameters(self._intake, self._guard, selection)
         self._told_unseen = self._told_mixed = False
         self._holds = False  # gradients to the end of a step, since AMP was seen to skip one
         self._compiled = self._compiled_modules()
@@ -225,7 +225,9 @@ class TorchListener:
 
     def _tell_uncalled(self) -> None:
         """Name the modules that were not seen to be called although their parameters have gradients."""
-        targets, trained = self._selection.targets(), self._parameters.graded
+        targets, trained = self._selection.targets(), set(self._parameters.graded)
+        for module in self._forwards.called:  # which may share parameters with one that is not
+            trained.difference_update(module.parameters(recurse=False))
         silent = [
             path
             for module, path in targets.modules.items()

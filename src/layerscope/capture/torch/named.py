@@ -19,6 +19,7 @@ from layerscope.capture.torch.dependencies import Cut, StepTracer
 from layerscope.capture.torch.gradients import Gradients
 from layerscope.capture.torch.guard import Guard
 from layerscope.capture.torch.hooks import is_recorded_by_others
+from layerscope.capture.torch.shards import local_part
 from layerscope.capture.torch.taken import Ending, Places, Take
 from layerscope.capture.torch.taking import Taker
 from layerscope.capture.torch.targets import Selection
@@ -100,6 +101,7 @@ class NamedTensors:
         """Shape of the tensor, and which dimension is the batch's."""
         if not isinstance(tensor, Tensor):
             raise StateError(f"{name!r} is no tensor but {type(tensor).__name__}. Record a tensor: torch.as_tensor(…).")
+        tensor, _ = local_part(tensor)
         shape = () if tensor.is_nested or is_lazy(tensor) else tuple(tensor.shape)
         if batch_dim is None or not shape:
             return shape, None
@@ -135,8 +137,10 @@ class NamedTensors:
         if self._tracer is not None:
             self._tracer.name(entry, tensor)
         entry.is_training = self._model.training
-        take = self._taker.take(entry, tensor, is_value=True)
+        part, local = local_part(tensor)
+        take = self._taker.take(entry, part, is_value=True)
         if take is not None:
+            take.local = local
             self._count(take)
         if tensor.requires_grad and self._with_gradients:
             self._follow(entry, tensor)
@@ -144,13 +148,13 @@ class NamedTensors:
     def _count(self, take: Take) -> None:
         """Put what was read into its series."""
         entry = take.entry
-        key = (entry.key, take.loss, take.is_value, entry.is_training, take.dtype)
+        key = (entry.key, take.loss, take.is_value, entry.is_training, take.local, take.dtype)
         series = self._series.get(key)  # a look-up by the kinds themselves takes five times as long
         if series is None:
             what = (Kind.TENSOR, Reading.FORWARD) if take.is_value else (Kind.TENSOR_GRAD, Reading.BACKWARD)
             site, port = named_site(entry.name, entry.iteration), gradient_port(entry.role, take.loss)
             mode = Mode.TRAIN if entry.is_training else Mode.EVAL
-            identity = (site, port, what[0], mode, what[1], entry.context, take.dtype)
+            identity = (site, port, what[0], mode, what[1], entry.context, take.local, take.dtype)
             series = self._series[key] = self._intake.collector.number(identity, entry.shape)
         take.series = series
         self._intake.collector.count_into(series, take.row)
@@ -171,8 +175,16 @@ class NamedTensors:
         if entry in self._arrived or (self._arrived and another):  # and nobody has said what the first was of
             self._name("")
         self._backward = backward if another else self._backward
-        take = self._taker.take(entry, gradient, is_value=False)
+        part, local = local_part(gradient)
+        if tuple(part.shape) != entry.shape:
+            what = f"The gradient of {entry.name!r}"
+            self._intake.tell_once(
+                what, f"{what} is not recorded: it is spread over processes otherwise than its tensor."
+            )
+            return
+        take = self._taker.take(entry, part, is_value=False)
         if take is not None:
+            take.local = local
             self._arrived[entry] = take
 
     def link(self, source: Any, target: Any) -> None:

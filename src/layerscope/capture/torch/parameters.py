@@ -15,9 +15,11 @@ from torch.utils.hooks import RemovableHandle
 from layerscope.capture.torch.guard import Guard
 from layerscope.capture.torch.intake import Intake, Place
 from layerscope.capture.torch.scaling import Scaling
-from layerscope.capture.torch.targets import Targets
+from layerscope.capture.torch.shards import local_part
+from layerscope.capture.torch.targets import Selection, Targets
 from layerscope.capture.torch.tensors import tensors_in
 from layerscope.records import UPDATE_RATIO, Kind, Mode, Reading
+from layerscope.stats.torch import is_wrapper
 
 APPLIED_KINDS = frozenset((Kind.WEIGHT_GRAD, Kind.UPDATE, Kind.OPTIMIZER))
 AT_THE_END = frozenset((Kind.WEIGHT_GRAD, Kind.WEIGHT))
@@ -32,10 +34,11 @@ _SMALLEST_SAFE = 1e-15  # below, squares may have been lost in float32
 class Parameters:
     """Reads the chosen parameters, their gradients and updates, the optimizer's state and the buffers."""
 
-    def __init__(self, intake: Intake, guard: Guard, optimizers: tuple[Optimizer, ...]) -> None:
+    def __init__(self, intake: Intake, guard: Guard, selection: Selection) -> None:
         self._intake = intake
         self._guard = guard
-        self._optimizers = optimizers  # none: whichever steps
+        self._selection = selection
+        self._optimizers = selection.optimizers  # none: whichever steps
         self._targets: Targets
         self._memory: dict[Tensor, Tensor] = {}  # for copies of the weights
         self._before: dict[Tensor, Tensor] = {}
@@ -45,7 +48,7 @@ class Parameters:
         self.scaling = Scaling()
         self.stepped = False  # in this step
         self.still_scaled = False  # the gradients of this step, which a fused optimizer was told to skip
-        self.trained = bool(optimizers)  # by an optimizer that was given or has been seen
+        self.trained = bool(selection.optimizers)  # by an optimizer that was given or has been seen
 
     def hooks(self, targets: Targets) -> list[RemovableHandle]:
         """The hooks of a recorded step, put in place."""
@@ -92,19 +95,19 @@ class Parameters:
 
     def finish(self) -> None:
         """Read what stands when the step ends, and gradients that no optimizer step showed."""
-        kinds, those = self._targets.kinds, list[tuple[Tensor, Place]]()
-        for parameter, name in self._targets.parameters.items() if kinds & AT_THE_END else ():
+        kinds, those = self._targets.kinds, list[tuple[Tensor, list[Place]]]()
+        for parameter, names in self._targets.parameters.items() if kinds & AT_THE_END else ():
             if isinstance(parameter, UninitializedParameter):  # a lazy module's, before its first forward
                 continue
             gradient = self._held.get(parameter) if parameter.grad is None else parameter.grad
             if Kind.WEIGHT_GRAD in kinds and parameter not in self.graded and gradient is not None:
                 self.graded.add(parameter)
-                those.append((gradient, _place(name, Kind.WEIGHT_GRAD, Reading.STEP)))
+                those.append((gradient, _places(names, Kind.WEIGHT_GRAD, Reading.STEP)))
             if Kind.WEIGHT in kinds:
-                those.append((parameter, _place(name, Kind.WEIGHT, Reading.STEP)))
-        for buffer, name in self._targets.buffers.items() if Kind.BUFFER in kinds else ():
+                those.append((parameter, _places(names, Kind.WEIGHT, Reading.STEP)))
+        for buffer, names in self._targets.buffers.items() if Kind.BUFFER in kinds else ():
             if not isinstance(buffer, UninitializedBuffer):
-                those.append((buffer, _place(name, Kind.BUFFER, Reading.STEP)))
+                those.append((buffer, _places(names, Kind.BUFFER, Reading.STEP)))
         self._intake.add_all(those)
 
     def _hold(self, parameter: Tensor) -> None:
@@ -112,6 +115,8 @@ class Parameters:
 
     def _before_step(self, optimizer: Optimizer, args: object, kwargs: object) -> None:
         self._stepping[optimizer] += 1
+        if not any(True for _ in self._parameters_of(optimizer)):  # replaced since the step began, as FSDP does
+            self._targets = self._selection.targets()
         if self._stepping[optimizer] == 1 and Kind.UPDATE in self._targets.kinds:
             self._guard.run(self._copy_weights, optimizer)
 
@@ -129,11 +134,14 @@ class Parameters:
 
     def _copy(self, parameter: Tensor) -> Tensor:
         """A copy in memory that is kept from step to step: getting it anew costs more than the copying."""
+        part, _ = local_part(parameter)
+        if is_wrapper(part):
+            return part  # which is refused when its update is read
         memory = self._memory.get(parameter)
-        kept = memory is not None and (memory.shape, memory.dtype, memory.device) == _form(parameter)
+        kept = memory is not None and (memory.shape, memory.dtype, memory.device) == _form(part)
         if memory is None or not kept:
-            memory = self._memory[parameter] = torch.empty_like(parameter, requires_grad=False)
-        return memory.copy_(parameter)
+            memory = self._memory[parameter] = torch.empty_like(part, requires_grad=False)
+        return memory.copy_(part)
 
     def _read_step(self, optimizer: Optimizer) -> None:
         mine = list(self._parameters_of(optimizer))
@@ -147,7 +155,7 @@ class Parameters:
         self.stepped = self.trained = True
         if self._targets.kinds & APPLIED_KINDS:
             applied = [found for parameter in mine for found in self._applied(parameter, optimizer)]
-            rows = self._intake.add_all([(tensor, place) for tensor, place, _ in applied])
+            rows = self._intake.add_all([(tensor, places) for tensor, places, _ in applied])
             for row, (_, _, ratio) in zip(rows, applied, strict=True):
                 if row is not None and ratio is not None:
                     self._intake.collector.add_extra(row, UPDATE_RATIO, ratio)
@@ -155,31 +163,34 @@ class Parameters:
         for parameter in mine:
             self._held.pop(parameter, None)
 
-    def _applied(self, parameter: Tensor, optimizer: Optimizer) -> Iterator[tuple[Tensor, Place, float | None]]:
+    def _applied(self, parameter: Tensor, optimizer: Optimizer) -> Iterator[tuple[Tensor, list[Place], float | None]]:
         """A parameter's gradient, its update with what that is against the weights, and its state."""
-        kinds, name, gradient = self._targets.kinds, self._targets.parameters[parameter], parameter.grad
+        kinds, names, gradient = self._targets.kinds, self._targets.parameters[parameter], parameter.grad
         if Kind.WEIGHT_GRAD in kinds and gradient is not None:
             self.graded.add(parameter)
-            yield gradient, _place(name, Kind.WEIGHT_GRAD, Reading.OPTIMIZER), None
+            yield gradient, _places(names, Kind.WEIGHT_GRAD), None
         if Kind.UPDATE in kinds and gradient is not None and parameter in self._before:
-            update, ratio = _update(parameter, self._before[parameter])
-            yield update, _place(name, Kind.UPDATE, Reading.OPTIMIZER), ratio
+            part, local = local_part(parameter)
+            update, ratio = _update(part, self._before[parameter])
+            yield update, [place._replace(local=local) for place in _places(names, Kind.UPDATE)], ratio
         if Kind.OPTIMIZER in kinds:
             state = {key: value for key, value in optimizer.state.get(parameter, {}).items() if key != _COUNT}
             for port, tensor in tensors_in(state, "state"):
-                yield tensor, _place(name, Kind.OPTIMIZER, Reading.OPTIMIZER)._replace(port=port), None
+                yield tensor, [place._replace(port=port) for place in _places(names, Kind.OPTIMIZER)], None
 
     def _parameters_of(self, optimizer: Optimizer) -> Iterable[Tensor]:
         chosen = self._targets.parameters
         return (parameter for group in optimizer.param_groups for parameter in group["params"] if parameter in chosen)
 
 
-def _place(name: str, kind: Kind, reading: Reading) -> Place:
-    return Place(name, kind.value, kind, Mode.TRAIN, reading)
+def _places(names: Iterable[str], kind: Kind, reading: Reading = Reading.OPTIMIZER) -> list[Place]:
+    return [Place(name, kind.value, kind, Mode.TRAIN, reading) for name in names]
 
 
-def _update(parameter: Tensor, before: Tensor) -> tuple[Tensor, float]:
+def _update(parameter: Tensor, before: Tensor) -> tuple[Tensor, float | None]:
     """What was added to a parameter, written over what it was before, and how large that is against it."""
+    if is_wrapper(before):
+        return before, None
     size = _norm(before)
     with torch.no_grad():
         update = torch.sub(parameter.detach(), before, out=before)

@@ -30,6 +30,7 @@ class Take:
 
     row = series = -1
     loss = ""  # of a gradient
+    local = ""  # what of the tensor this process has, if not all of it
     first = 0  # place of the first sample's statistics
     batch = -1  # place of the batch's, if there is one
     singular: float | None = None

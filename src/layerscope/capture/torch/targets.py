@@ -32,8 +32,8 @@ class Targets:
 
     members: Mapping[nn.Module, str]  # every module of the model, selected or not
     modules: Mapping[nn.Module, str]
-    parameters: Mapping[Tensor, str]
-    buffers: Mapping[Tensor, str]
+    parameters: Mapping[Tensor, tuple[str, ...]]  # one that modules share has several names
+    buffers: Mapping[Tensor, tuple[str, ...]]
     kinds: frozenset[Kind]
 
 
@@ -66,19 +66,28 @@ class Selection:
         found = _members(self.model)
         if self._targets is None or not _same(found, self._found):
             modules = {path or ROOT: module for path, module in self.model.named_modules()}
-            parameters: dict[str, Tensor] = dict(self.model.named_parameters())
-            buffers: dict[str, Tensor] = dict(self.model.named_buffers())
+            parameters: dict[str, Tensor] = dict(self.model.named_parameters(remove_duplicate=False))
+            buffers: dict[str, Tensor] = dict(self.model.named_buffers(remove_duplicate=False))
             names = [*modules, *parameters, *buffers]
             chosen = _chosen(self._sites, modules, names) - _chosen(self._exclude, modules, names)
             self._targets = Targets(
                 members={module: path for path, module in modules.items()},
                 modules={module: path for path, module in modules.items() if path in chosen},
-                parameters={parameter: name for name, parameter in parameters.items() if name in chosen},
-                buffers={buffer: name for name, buffer in buffers.items() if name in chosen},
+                parameters=_by_tensor(parameters, chosen),
+                buffers=_by_tensor(buffers, chosen),
                 kinds=self.kinds,
             )
             self._found = found
         return self._targets
+
+
+def _by_tensor(tensors: Mapping[str, Tensor], chosen: set[str]) -> dict[Tensor, tuple[str, ...]]:
+    """The chosen names of each tensor."""
+    found: dict[Tensor, tuple[str, ...]] = {}
+    for name, tensor in tensors.items():
+        if name in chosen:
+            found[tensor] = (*found.get(tensor, ()), name)
+    return found
 
 
 def _chosen(choices: tuple[Choice, ...], modules: Mapping[str, nn.Module], names: list[str]) -> set[str]:
@@ -164,7 +173,8 @@ def choose(
         model, optimizer = nn.Module(), None  # whichever optimizer steps
     model = _one_model(model)
     modules = {path or ROOT: module for path, module in model.named_modules()}
-    names = [*modules, *dict(model.named_parameters()), *dict(model.named_buffers())]
+    tensors = (model.named_parameters(remove_duplicate=False), model.named_buffers(remove_duplicate=False))
+    names = [*modules, *(name for named in tensors for name, _ in named)]
     for choice in (*choices(sites), *choices(exclude)):
         if choice != "*" and not _hits(choice, modules, names):
             raise SelectError(_missed(choice, modules, names))
