@@ -6,7 +6,6 @@ import os
 import signal
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from layerscope.store.compact import compact
@@ -26,9 +25,8 @@ def main(folder: str, fatal: int) -> None:
 
         return call
 
-    os.fsync = deadly(os.fsync)
-    for name in ("rename", "replace", "unlink"):
-        setattr(Path, name, deadly(getattr(Path, name)))
+    for name in ("fsync", "rename", "unlink"):
+        setattr(os, name, deadly(getattr(os, name)))
     compact(folder)
 
 

@@ -35,6 +35,8 @@ from layerscope.records import (
     Values,
 )
 from layerscope.stats import spec
+from layerscope.store.format import Live
+from layerscope.store.manifests import read_live, read_manifest, sealed
 from layerscope.store.reader import Reader
 from layerscope.store.tensors import arrays_of, numbers_of
 from layerscope.store.writer import FolderSink
@@ -155,6 +157,18 @@ def check_named(reader: Reader) -> set[tuple[int, int]]:
             assert (row["rank"], row["session"], row["step"], number) in kept
         assert graphs[json.loads(row["graphs"])[1]] == graph_at(row["step"])
     return {(row["session"], row["step"]) for row in steps}
+
+
+def live_of(folder: Path) -> Live:
+    """What live.json of a run says."""
+    return read_live(folder, read_manifest(folder).id)
+
+
+def forge(path: Path, **changes: object) -> None:
+    """Changes keys of a JSON file of a run, and its checksum with them."""
+    content = json.loads(path.read_bytes())
+    del content["checksum"]
+    path.write_bytes(sealed({**content, **changes}))
 
 
 def keys_of(table: pa.Table) -> list[tuple[int, int, int, int]]:

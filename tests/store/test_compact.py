@@ -12,11 +12,11 @@ from layerscope.store import compact as compaction
 from layerscope.store import parts, segments
 from layerscope.store.compact import compact
 from layerscope.store.folder import create
-from layerscope.store.format import COMPACT_LOCK, read_live
+from layerscope.store.format import COMPACT_LOCK
 from layerscope.store.lock import FileLock
 from layerscope.store.reader import Reader
 from layerscope.store.writer import FolderSink
-from tests.store.runs import check_numbers, keys_of, put_steps
+from tests.store.runs import check_numbers, keys_of, live_of, put_steps
 
 
 def record(folder: Path, steps: range, width: int = 3) -> None:
@@ -38,9 +38,9 @@ def test_compaction_changes_no_row_and_leaves_no_segment(tmp_path: Path) -> None
 def test_a_second_compaction_has_nothing_to_do(tmp_path: Path) -> None:
     record(tmp_path / "run", range(3))
     compact(tmp_path / "run")
-    live = read_live(tmp_path / "run")
+    live = live_of(tmp_path / "run")
     assert compact(tmp_path / "run").segments == 0
-    assert read_live(tmp_path / "run") == live
+    assert live_of(tmp_path / "run") == live
 
 
 def test_a_compaction_beside_another_does_nothing(tmp_path: Path) -> None:
@@ -103,7 +103,7 @@ def test_a_large_table_becomes_several_parts_by_steps(tmp_path: Path, monkeypatc
         record(tmp_path / "run", range(first, first + 5))
     before = check_numbers(Reader(tmp_path / "run"))
     compact(tmp_path / "run")
-    entries = read_live(tmp_path / "run").of("moments")
+    entries = live_of(tmp_path / "run").of("moments").parts
     assert [entry.rows for entry in entries] == [30, 30, 30, 30]
     assert check_numbers(Reader(tmp_path / "run")) == before
 
@@ -113,7 +113,7 @@ def test_the_work_of_many_compactions_grows_with_n_log_n(tmp_path: Path) -> None
     for turn in range(turns):
         record(tmp_path / "run", range(turn, turn + 1))
         written += compact(tmp_path / "run").rows["moments"]
-    entries = read_live(tmp_path / "run").of("moments")
+    entries = live_of(tmp_path / "run").of("moments").parts
     assert sum(entry.rows for entry in entries) == 3 * turns
     assert written <= 3 * turns * 8  # each row at most log2(32) + 3 times
     assert len(entries) <= 6

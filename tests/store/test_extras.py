@@ -14,7 +14,6 @@ from layerscope.store import compact as compaction
 from layerscope.store import parts
 from layerscope.store.compact import compact
 from layerscope.store.folder import create
-from layerscope.store.format import read_live
 from layerscope.store.reader import UNKNOWN_EXTRAS, Reader
 from layerscope.store.writer import FolderSink
 from tests.store.runs import NO_SAMPLES, check_numbers, cost_at, extras, put_steps, series_at, value_at
@@ -85,12 +84,11 @@ def test_the_last_step_counts_every_kind_of_record(tmp_path: Path, record: Extra
     assert Reader(tmp_path / "run").last_step == 7
 
 
-def test_the_last_step_of_a_part_without_statistics_is_read(tmp_path: Path) -> None:
+def test_the_last_step_of_a_part_without_statistics_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parts, "_options", lambda table: {"write_statistics": False, "use_dictionary": False})
     sink = FolderSink(create(tmp_path / "run"))
     sink.put(Kpi(12, "loss", 1.0, 1.0))
     sink.close()
-    part = tmp_path / "run/tables/kpis/000001-0.parquet"
-    pq.write_table(pq.read_table(part), part, write_statistics=False)
     assert Reader(tmp_path / "run").last_step == 12
 
 
@@ -110,26 +108,6 @@ def test_later_sessions_win_by_series_name_and_step_and_history_keeps_both(tmp_p
         assert reader.extras(history=True).num_rows == 3
         assert (reader.costs()["session"].to_pylist(), reader.costs(history=True).num_rows) == ([2], 2)
         compact(folder)
-
-
-def test_a_run_of_before_there_were_such_tables_reads_as_empty_and_goes_on(tmp_path: Path) -> None:
-    folder = tmp_path / "run"
-    sink = FolderSink(create(folder))
-    put_steps(sink, range(3))
-    sink.close()
-    for place in ("segments", "tables"):
-        for table in ("extras", "costs"):
-            shutil.rmtree(folder / place / table)
-    text = (folder / "live.json").read_text()
-    (folder / "live.json").write_text(text.replace('"extras"', '"unknown"').replace('"costs"', '"also unknown"'))
-    reader = Reader(folder)
-    assert (reader.extras().num_rows, reader.extra_names, reader.costs().num_rows) == (0, [], 0)
-    assert reader.last_step == 2
-    sink = FolderSink(create(folder, resume=True))
-    put_steps(sink, range(3, 5))
-    sink.close()
-    assert {row["step"] for row in Reader(folder).extras().to_pylist()} == {3, 4}
-    assert read_live(folder).of("unknown")  # what this version does not know stays
 
 
 def test_own_statistics_of_lost_series_are_left_out_and_counted(tmp_path: Path) -> None:

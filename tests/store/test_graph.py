@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -10,7 +9,7 @@ import pytest
 from layerscope.errors import FormatError
 from layerscope.records import CallNode, Edge, Graph, ModuleNode
 from layerscope.store.folder import create
-from layerscope.store.graph import read_graph, united
+from layerscope.store.graph import united
 from layerscope.store.reader import Reader
 from layerscope.store.writer import FolderSink
 from tests.store.runs import start
@@ -40,15 +39,6 @@ def recorded(folder: Path, *graphs: Graph) -> Graph:
 def test_calls_and_edges_come_back_as_they_were(tmp_path: Path) -> None:
     graph = Graph((NET, LAYER), (call("layer", 3), call("layer#2", 4)), (edge("layer", "layer#2"),))
     assert recorded(tmp_path / "run", graph) == graph
-
-
-def test_a_file_of_before_there_were_calls_reads_without_them_and_is_added_to(tmp_path: Path) -> None:
-    create(tmp_path / "run").lock.release()
-    node = {"path": "", "class_name": "Net", "parameters": 0, "detail": "", "new key": 1}
-    content = {"format": "layerscope-graph", "version": 1, "modules": [node]}
-    (tmp_path / "run/graph.json").write_text(json.dumps(content))
-    assert Reader(tmp_path / "run").graph() == Graph((NET,))
-    assert recorded(tmp_path / "run", Graph((LAYER,), (call("layer", 3),))) == Graph((NET, LAYER), (call("layer", 3),))
 
 
 def test_later_records_and_later_sessions_add_and_the_newer_wins(tmp_path: Path) -> None:
@@ -99,6 +89,6 @@ def test_ranks_that_add_at_the_same_time_lose_nothing(tmp_path: Path) -> None:
     for writer in writers:
         with writer:
             assert writer.wait(60) == 0
-    graph = read_graph(tmp_path / "run")
+    graph = Reader(tmp_path / "run").graph()
     assert graph is not None
     assert {node.path for node in graph.modules} == {f"{rank}.{k}" for rank in range(3) for k in range(25)}

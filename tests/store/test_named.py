@@ -18,7 +18,9 @@ from layerscope.store import format as layout
 from layerscope.store import parts
 from layerscope.store.backlog import Backlog
 from layerscope.store.compact import compact
+from layerscope.store.files import Directory
 from layerscope.store.folder import create
+from layerscope.store.format import PartEntry
 from layerscope.store.reader import UNKNOWN_VALUES, Reader
 from layerscope.store.tensors import DTYPES, Array, arrays_of, numbers_of
 from layerscope.store.writer import FolderSink
@@ -221,10 +223,10 @@ def test_one_large_series_is_compacted_in_runs_of_steps(tmp_path: Path, monkeypa
     monkeypatch.setattr(parts, "_CONTENT_BYTES", 100)
     pieces: list[int] = []
 
-    def write(path: Path, table: str, sorted_pieces: Iterable[pa.Table]) -> int:
+    def write(directory: Directory, file: str, table: str, sorted_pieces: Iterable[pa.Table]) -> PartEntry:
         taken = [*sorted_pieces]
         pieces.extend(piece.nbytes for piece in taken if table == "values")
-        return parts.write_part(path, table, taken)
+        return parts.write_part(directory, file, table, taken)
 
     monkeypatch.setattr(compaction, "write_part", write)
     for session in range(3):

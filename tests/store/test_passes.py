@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,8 +13,11 @@ import pytest
 from layerscope.errors import FormatError
 from layerscope.operations import Frame, PassRecord, Role, field_of_all
 from layerscope.query.layers import name_layers
+from layerscope.store.files import checksum_text
 from layerscope.store.folder import create
+from layerscope.store.manifests import sealed
 from layerscope.store.passes import OPERATIONS, RECORD, StoredPass, read_head, read_outline, read_pass, write_pass
+from tests.store.runs import forge
 from tests.viz import graphs
 
 
@@ -99,6 +103,12 @@ def with_parent_from_nowhere(path: Path) -> None:
     changed = table.set_column(at, "parents", pa.array(parents, pa.list_(pa.int32())))
     with pa.ipc.new_file(str(path), table.schema) as file:
         file.write_table(changed.combine_chunks())
+    forge(path.with_name(RECORD), checksums={**read_head_sums(path), OPERATIONS: checksum_text(path.read_bytes())})
+
+
+def read_head_sums(path: Path) -> dict[str, str]:
+    sums: dict[str, str] = json.loads(path.with_name(RECORD).read_bytes())["checksums"]
+    return sums
 
 
 @pytest.mark.parametrize(
@@ -107,8 +117,8 @@ def with_parent_from_nowhere(path: Path) -> None:
         (OPERATIONS, cut, "operations.arrow is damaged"),
         (OPERATIONS, Path.unlink, "operations.arrow is damaged"),
         (OPERATIONS, with_parent_from_nowhere, "refers to something that is not there"),
-        (RECORD, cut, "no whole JSON"),
-        (RECORD, lambda path: path.write_text('{"format": "layerscope-pass", "version": 1}'), "key is missing"),
+        (RECORD, cut, "do not match its checksum"),
+        (RECORD, lambda path: path.write_bytes(sealed({"format": "layerscope-pass", "version": 1})), "key is missing"),
     ],
 )
 def test_a_damaged_trace_is_told_with_its_file(

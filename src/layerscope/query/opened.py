@@ -39,7 +39,8 @@ class OpenedRun:
     @property
     def problems(self) -> list[str]:
         """What could not be read, one sentence each; empty for a sound run."""
-        return [f"{count} {what} were left out." for what, count in self._reader.problems.items() if count]
+        left_out = [f"{count} {what} were left out." for what, count in self._reader.problems.items() if count]
+        return [*left_out, *self._reader.damage()]
 
     @property
     def last_step(self) -> int | None:

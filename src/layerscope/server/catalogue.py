@@ -24,7 +24,7 @@ from layerscope.server.findings import Diagnoses
 from layerscope.server.messages import RunEntry
 from layerscope.server.quiet import Quiet
 from layerscope.store.columns import values
-from layerscope.store.format import read_manifest
+from layerscope.store.manifests import read_manifest
 from layerscope.store.parts import Lately
 from layerscope.store.passes import passes_revision
 from layerscope.viz.scalar import kpis_in_order

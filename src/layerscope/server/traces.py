@@ -13,24 +13,24 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from layerscope.errors import SelectError
+from layerscope.errors import FormatError, SelectError
 from layerscope.operations import Operation, field_of_all
 from layerscope.query.blocks import Nesting
 from layerscope.query.layers import Naming, name_layers
 from layerscope.query.pass_code import stack_of
 from layerscope.server.asked import chosen, integer
 from layerscope.server.catalogue import Opened
+from layerscope.store.pass_tensors import StoredTensors
 from layerscope.store.passes import (
     GRADIENTS,
-    RECORD,
     VALUES,
     PassHead,
     PassOutline,
     pass_folders,
+    pass_revision,
     read_head,
     read_outline,
-    read_part,
-    tensor_shapes,
+    tensors_of,
     without_collection,
 )
 from layerscope.viz import pass_page as page
@@ -87,9 +87,9 @@ class OpenTrace:
         return overview(self.head.record, self.naming)
 
     @cached_property
-    def shapes(self) -> dict[str, dict[int, tuple[int, ...]]]:
-        """Which values and gradients were kept."""
-        return {what: tensor_shapes(self.folder / name) for what, name in FILES.items()}
+    def tensors(self) -> dict[str, StoredTensors]:
+        """The values and gradients that were kept."""
+        return {what: tensors_of(self.folder, name, self.head) for what, name in FILES.items()}
 
     def graph(self, *, rolled: bool) -> PassGraph:
         """Its graph: passes of a layer as one node, or each as its own."""
@@ -131,12 +131,15 @@ class Traces:
         return TraceList(name, tuple(self._entry(folder) for folder in pass_folders(opened.run.path)))
 
     def _entry(self, folder: Path) -> TraceEntry:
-        key = _key(folder)
-        if key not in self._entries:
-            outline = read_outline(folder)
-            said = {name: getattr(outline, name) for name in PassOutline.__slots__}
-            self._entries[key] = TraceEntry(name=folder.name, **said)
-        return self._entries[key]
+        try:
+            key = _key(folder)
+            if key not in self._entries:
+                outline = read_outline(folder)
+                said = {name: getattr(outline, name) for name in PassOutline.__slots__}
+                self._entries[key] = TraceEntry(name=folder.name, **said)
+            return self._entries[key]
+        except FormatError as error:
+            return TraceEntry(folder.name, "", 0, 0, 0, 0.0, str(error), None)
 
     def _opened(self, folder: Path) -> OpenTrace:
         key = _key(folder)
@@ -204,8 +207,8 @@ class Traces:
             stack=_stack(trace, op),
             part=nesting.leaf[op.index],
             around=page.crumbs(nesting, nesting.blocks[nesting.leaf[op.index]].parent),
-            has_value=op.index in trace.shapes["value"],
-            has_gradient=op.index in trace.shapes["gradient"],
+            has_value=op.index in trace.tensors["value"].shapes,
+            has_gradient=op.index in trace.tensors["gradient"].shapes,
             is_stale=op.index in record.stale,
         )
 
@@ -228,18 +231,18 @@ class Traces:
         trace = self._asked(opened, request)
         op = trace.operation(request)
         what = chosen(request, "what", tuple(FILES))
-        shape = trace.shapes[what].get(op.index)
+        shape = trace.tensors[what].shapes.get(op.index)
         if shape is None:
             raise SelectError(f"The {what} of {trace.naming.label(op.index)} was not kept.")
         asked = cut(shape, request.query_params.get("picture"), _numbers(request, "at"), integer(request, "tile", 0, 0))
-        part = read_part(trace.folder / FILES[what], op.index, asked.part)
+        part = trace.tensors[what].read(op.index, asked.part)
         width, height = (integer(request, name, 400, 1, 2000) for name in ("width", "height"))
         view = value_view(asked, part, width, height)
         return coarse(view) if "coarse" in request.query_params else view
 
 
 def _key(folder: Path) -> tuple[str, int]:
-    return str(folder), (folder / RECORD).stat().st_mtime_ns
+    return str(folder), pass_revision(folder)
 
 
 def _is_rolled(request: Request) -> bool:

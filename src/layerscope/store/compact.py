@@ -13,6 +13,8 @@ import pyarrow as pa
 
 from layerscope.errors import StoreError
 from layerscope.records import Ids, Ints
+from layerscope.store.files import opened
+from layerscope.store.folder import make_folders
 from layerscope.store.format import (
     BY_SERIES,
     COMPACT_LOCK,
@@ -24,17 +26,17 @@ from layerscope.store.format import (
     Live,
     PartEntry,
     SegmentName,
+    TableFiles,
+    is_part_name,
     lock_name,
     part_name,
-    read_manifest,
-    sync_folder,
-    write_live,
 )
 from layerscope.store.lock import FileLock, is_held
+from layerscope.store.manifests import read_manifest, write_live
 from layerscope.store.order import in_order
-from layerscope.store.parts import Part, write_part
-from layerscope.store.segments import Segment
-from layerscope.store.sources import RunFiles, Sources, segment_names
+from layerscope.store.parts import Part, footer_sum, write_part
+from layerscope.store.segments import Segment, digest_of
+from layerscope.store.sources import RunFiles, Sources
 from layerscope.store.wanted import Wanted
 
 PART_ROWS = 1 << 19
@@ -61,21 +63,33 @@ class _Plan:
 
     kept: tuple[PartEntry, ...]
     groups: tuple[Sources, ...]  # each becomes one part
+    compacted: Mapping[str, int]  # by session: its last segment that is in a part
+
+    @property
+    def replaced(self) -> dict[str, int]:
+        """The files that go when the new parts are there, and their checksums."""
+        files = [file for group in self.groups for file in group.files]
+        return {
+            file.entry.file if isinstance(file, Part) else str(file.name): file.entry.footer
+            if isinstance(file, Part)
+            else file.digest
+            for file in files
+        }
 
 
 def compact(folder: str | os.PathLike[str], tell: Tell | None = None) -> CompactReport:
     """Turns all closed segments of a run into sorted parts; may run beside a training and beside readers.
 
-    Takes about 250 MB of memory beside the mapped segments, and little more than one core. Killed at any moment
-    it loses and doubles nothing.
+    Takes about 250 MB of memory beside the segments, and little more than one core. Killed at any moment it loses and
+    doubles nothing. A run of which anything is damaged stays as it is: the error names what.
     """
     path = Path(folder)
-    read_manifest(path)
+    run = read_manifest(path).id
     lock = FileLock.take(path / COMPACT_LOCK, patience_s=0.0)
     if lock is None:
         return CompactReport(done=False)
     try:
-        return _compact(path, tell)
+        return _compact(path, run, tell)
     except OSError as error:
         raise StoreError(
             f"{path} cannot be compacted: {error.strerror or error}. Nothing is lost; "
@@ -85,12 +99,15 @@ def compact(folder: str | os.PathLike[str], tell: Tell | None = None) -> Compact
         lock.release()
 
 
-def _compact(folder: Path, tell: Tell | None) -> CompactReport:
+def _compact(folder: Path, run: str, tell: Tell | None) -> CompactReport:
     started = time.monotonic()
-    files = RunFiles(folder)
+    with opened(folder) as directory:
+        make_folders(directory)
+    files = RunFiles(folder, run)
     live = files.live()
-    _sweep(folder, live)
     plans = {table: _planned(files, live, table) for table in TABLES}
+    _refuse(files)
+    left = _sweep(folder, live)
     groups = [group for plan in plans.values() for group in plan.groups]
     if not groups:
         return CompactReport(done=True, elapsed_s=time.monotonic() - started)
@@ -103,45 +120,67 @@ def _compact(folder: Path, tell: Tell | None) -> CompactReport:
             tell(made / max(total, 1))
         return piece
 
-    parts = {table: (*plan.kept, *_made(folder, table, plan, generation, count)) for table, plan in plans.items()}
-    after = Live(generation, {**live.parts, **parts})
-    write_live(folder, after)
+    tables = {
+        table: TableFiles(
+            (*plan.kept, *_made(folder, table, plan, generation, count)),
+            {**left[table], **plan.replaced},
+            plan.compacted,
+        )
+        for table, plan in plans.items()
+    }
+    _refuse(files)  # a chunk of an older part is looked at when it is read
+    if made != total:
+        raise StoreError(f"{folder} cannot be compacted: {made} rows were read of {total}. Nothing was changed.")
+    after = Live(generation, tables)
+    write_live(folder, run, after)
     _sweep(folder, after)
     return CompactReport(
         done=True,
         rows={table: sum(group.rows for group in plan.groups) for table, plan in plans.items()},
         segments=sum(len(group.segments) for group in groups),
         bytes_before=sum(group.size_bytes for group in groups),
-        bytes_after=sum(_size(folder, table, entry, generation) for table in TABLES for entry in parts[table]),
+        bytes_after=sum(
+            entry.size for table in TABLES for entry in tables[table].parts if entry not in plans[table].kept
+        ),
         elapsed_s=time.monotonic() - started,
     )
 
 
-def _size(folder: Path, table: str, entry: PartEntry, generation: int) -> int:
-    made_now = int(entry.file.partition("-")[0]) == generation
-    return (folder / PARTS / table / entry.file).stat().st_size if made_now else 0
+def _refuse(files: RunFiles) -> None:
+    """Leaves a run alone of which anything is damaged: what is left of it must not be taken for all of it."""
+    problems = files.problems()
+    if problems:
+        raise StoreError(f"{files.folder} is not compacted, and nothing was changed: {' '.join(problems[:3])}")
 
 
-def _sweep(folder: Path, live: Live) -> None:
-    """Removes parts that do not count and segments that are replaced: no reader that looks now will want them."""
+def _sweep(folder: Path, live: Live) -> dict[str, dict[str, int]]:
+    """Removes the files that live.json says are replaced: no reader that looks now will want them.
+
+    A file that has the name but not the checksum is somebody else's. It stays, and is given by table and name.
+    """
+    left: dict[str, dict[str, int]] = {table: {} for table in TABLES}
     for table in TABLES:
-        counted = {entry.file for entry in live.of(table)}
-        (folder / PARTS / table).mkdir(parents=True, exist_ok=True)
-        for path in (folder / PARTS / table).iterdir():
-            if path.name not in counted and ".parquet" in path.name:
-                path.unlink(missing_ok=True)
-        gone = [name for name in segment_names(folder, table) if str(name) in live.replaced(table)]
-        for name in gone:
-            (folder / SEGMENTS / table / str(name)).unlink(missing_ok=True)
-        if gone:
-            sync_folder(folder / SEGMENTS / table)  # a segment must not come back once live.json forgets it
+        replaced = live.of(table).replaced
+        for below, checksum_of in ((SEGMENTS, digest_of), (PARTS, footer_sum)):
+            with opened(folder, below, table) as directory:
+                mine = [
+                    name for name in directory.names() if name in replaced and is_part_name(name) == (below == PARTS)
+                ]
+                for name in mine:
+                    if checksum_of(directory, name) == replaced[name]:
+                        directory.unlink(name)
+                    else:
+                        left[table][name] = replaced[name]
+                if mine:
+                    directory.sync()  # a segment must not come back once live.json forgets it
+    return left
 
 
 def _planned(files: RunFiles, live: Live, table: str) -> _Plan:
     """New segments, merged with the parts before them that are not much larger: few times each, see docs/format.md."""
     sources = files.sources(table)
     closed = _closed(files.folder, sources)
-    kept = [PartEntry(entry.file, entry.rows) for entry in live.of(table)]  # what they replaced is swept
+    kept = list(live.of(table).parts)
     parts = list(sources.parts)
     total = sum(segment.rows for segment in closed)
     pulled: list[Part] = []
@@ -149,7 +188,10 @@ def _planned(files: RunFiles, live: Live, table: str) -> _Plan:
         total += parts[-1].rows
         pulled.insert(0, parts.pop())
         kept.pop()
-    return _Plan(tuple(kept), tuple(_grouped(Sources(table, pulled, closed))))
+    compacted = dict(live.of(table).compacted)
+    for segment in closed:
+        compacted[segment.name.of] = max(segment.name.number, compacted.get(segment.name.of, 0))
+    return _Plan(tuple(kept), tuple(_grouped(Sources(table, pulled, closed))), compacted)
 
 
 def _is_small(part: Part) -> bool:
@@ -167,8 +209,9 @@ def _closed(folder: Path, sources: Sources) -> list[Segment]:
         for segment in sources.segments
         if segment.name.rank not in writing or segment.name != newest[segment.name.rank]
     ]
-    for segment in closed:
-        segment.follow()  # what was appended between the look at the file and the look at the lock
+    with opened(folder, SEGMENTS, sources.table) as directory:
+        for segment in closed:
+            segment.follow(directory)  # what was appended between the look at the file and the look at the lock
     return closed
 
 
@@ -191,13 +234,12 @@ def _grouped(sources: Sources) -> Iterator[Sources]:
 def _made(
     folder: Path, table: str, plan: _Plan, generation: int, count: Callable[[pa.Table], pa.Table]
 ) -> list[PartEntry]:
-    """Writes the parts of a plan. What merged parts replaced is swept, so only the new segments are named."""
-    made = []
-    for k, group in enumerate(plan.groups):
-        file = part_name(generation, k)
-        rows = write_part(folder / PARTS / table / file, table, map(count, _sorted_pieces(group)))
-        made.append(PartEntry(file, rows, tuple(str(segment.name) for segment in group.segments)))
-    return made
+    """Writes the parts of a plan."""
+    with opened(folder, PARTS, table) as directory:
+        return [
+            write_part(directory, part_name(generation, k), table, map(count, _sorted_pieces(group)))
+            for k, group in enumerate(plan.groups)
+        ]
 
 
 def _sorted_pieces(sources: Sources) -> Iterator[pa.Table]:

@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 
 from layerscope.errors import SelectError, StoreError
 from layerscope.records import STEP_TYPE, Kpi
-from layerscope.store.folder import create, status_of
+from layerscope.store.folder import create
 from layerscope.store.reader import Reader
 from layerscope.store.writer import FolderSink
 
@@ -37,8 +37,9 @@ def add_curves(folder: Path, curves: object, step: str) -> list[str]:
 
 def _write(folder: Path, curves: dict[str, tuple[list[int], list[float | None]]]) -> None:
     """Append the curves as a session of its own. Null is no value."""
-    stopped = status_of(folder) == "stopped"
-    known = Reader(folder).kpis().select(["step", "time_s", "type"]).to_pylist()
+    reader = Reader(folder)
+    stopped = reader.status() == "stopped"
+    known = reader.kpis().select(["step", "time_s", "type"]).to_pylist()
     told = {row["step"]: (row["time_s"], row["type"]) for row in known}
     run = create(folder, resume=True)
     sink = FolderSink(run, compact=False)

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import secrets
 import socket
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from layerscope.errors import BusyError, FormatError, StoreError
 from layerscope.records import Kind, Mode, Reading, Series
+from layerscope.store.files import ASIDE, Directory, opened
 from layerscope.store.format import (
     BY_SERIES,
+    COMPACT_LOCK,
+    LIVE,
     PARTS,
     RUN,
     SCHEMA,
@@ -26,18 +28,15 @@ from layerscope.store.format import (
     Live,
     SessionName,
     lock_name,
-    read_manifest,
-    sync_folder,
-    write_json,
-    write_live,
 )
-from layerscope.store.lock import FileLock, is_held
+from layerscope.store.lock import FileLock
+from layerscope.store.manifests import read_manifest, write_json, write_live
+from layerscope.store.sessions import holder_of, session_names, write_session
 from layerscope.store.sources import RunFiles, segment_names
 from layerscope.store.wanted import Wanted
 from layerscope.version import __version__
 
-Status = Literal["running", "finished", "stopped"]
-_LOCK_NAME = re.compile(r"writer-r\d+\.lock")
+_PATIENCE_S = 30.0  # with another recorder that makes the same folder
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +44,7 @@ class OpenRun:
     """A run folder opened for one recorder, locked against a second one."""
 
     path: Path
+    id: str  # of run.json
     rank: int
     session: int
     series: Mapping[Series, int]  # the numbers already given
@@ -54,9 +54,8 @@ class OpenRun:
 
     def mark(self, **end: object) -> None:
         """Writes the session's file, with its end when there is one."""
-        about = {"rank": self.rank, "session": self.session, "pid": os.getpid(), "host": socket.gethostname()}
-        name = str(SessionName(self.rank, self.session))
-        write_json(self.path / SESSIONS / name, "session", {**about, "started_s": self.started_s, **end})
+        about = {"run": self.id, "pid": os.getpid(), "host": socket.gethostname(), "started_s": self.started_s}
+        write_session(self.path, SessionName(self.rank, self.session), {**about, **end})
 
 
 def create(
@@ -69,12 +68,12 @@ def create(
     """
     wanted = Path(path).absolute()
     try:
+        wanted.parent.mkdir(parents=True, exist_ok=True)
         if resume and _holds_anything(wanted):
-            read_manifest(wanted)  # says so if it is no run
+            if not (wanted / RUN).exists() and _is_half_made(wanted):
+                _finish(wanted, dict(info or {}))
             return _opened(wanted, rank)
-        folder = _claimed(wanted, search=not resume)
-        _furnish(folder, dict(info or {}))
-        return _opened(folder, rank)
+        return _opened(_made(wanted, dict(info or {}), search=not resume), rank)
     except OSError as error:
         raise StoreError(
             f"The run folder {wanted} cannot be written: {error.strerror or error}. "
@@ -100,72 +99,117 @@ def _holds_anything(folder: Path) -> bool:
         return False
 
 
-def _claimed(wanted: Path, *, search: bool) -> Path:
-    """The first free folder among `name`, `name-2`, `name-3` …; making `segments` in it decides between two who ask."""
-    wanted.parent.mkdir(parents=True, exist_ok=True)
+def _made(wanted: Path, info: dict[str, Any], *, search: bool) -> Path:
+    """A new run in the first free folder: `name`, `name-2`, `name-3` and so on.
+
+    It is made under another name and renamed, so that it is there as a whole or not at all. An empty folder that is
+    there already may be somebody's working directory, or a disk of its own: it stays, and the run is made inside it.
+    """
     number, folder = 1, wanted
     while True:
-        try:
-            folder.mkdir(exist_ok=True)
-            if not _holds_anything(folder):
-                (folder / SEGMENTS).mkdir()
-                return folder
-        except FileExistsError:
-            pass  # a file has the name, or another recorder was faster
+        if _made_at(folder, info):
+            return folder
         if not search:
             raise FormatError(f"{folder} is just being made by another recorder, or is a file. Try again.")
         number += 1
         folder = wanted.with_name(f"{wanted.name}-{number}")
 
 
-def _furnish(folder: Path, info: dict[str, Any]) -> None:
-    """Makes an empty folder a run; run.json comes last, with it the run exists."""
-    for name in (
-        SESSIONS,
-        *(f"{SEGMENTS}/{table}" for table in TABLES),
-        *(f"{PARTS}/{table}" for table in TABLES),
-    ):
-        (folder / name).mkdir(parents=True, exist_ok=True)
-    write_live(folder, Live())
-    content = {"name": folder.name, "id": secrets.token_hex(8), "created_s": time.time(), "layerscope": __version__}
+def _made_at(folder: Path, info: dict[str, Any]) -> bool:
+    """Makes a run in a folder, unless that is taken."""
+    if not folder.exists():
+        aside = folder.with_name(f".{folder.name}{ASIDE}-{secrets.token_hex(4)}")
+        aside.mkdir()
+        _furnish(aside, folder.name, info)
+        try:
+            aside.rename(folder)  # takes the place of an empty folder, of nothing else
+        except OSError:
+            if not folder.exists():
+                raise
+            return False
+        with opened(folder.parent) as parent:
+            parent.sync()
+        return True
+    if not folder.is_dir() or _holds_anything(folder):
+        return False
+    return _finish(folder, info)
+
+
+def _is_half_made(folder: Path) -> bool:
+    """Whether a folder holds nothing but what the making of a run begins with."""
+    begun = {SEGMENTS, PARTS, SESSIONS, LIVE, COMPACT_LOCK}
+    names = {path.name for path in folder.iterdir()}
+    if not all(name in begun or name.startswith((f"{LIVE}{ASIDE}-", f"{RUN}{ASIDE}-")) for name in names):
+        return False
+    inside = [path for name in (SEGMENTS, PARTS, SESSIONS) for path in (folder / name).rglob("*")]
+    return not any(path.is_symlink() or not path.is_dir() for path in inside)
+
+
+def _finish(folder: Path, info: dict[str, Any]) -> bool:
+    """Makes a run inside a folder that is there, unless somebody else does; with run.json, the last, it exists."""
+    lock = FileLock.take(folder / COMPACT_LOCK, _PATIENCE_S)
+    if lock is None:
+        raise _busy(folder, 0)
     try:
-        write_json(folder / RUN, "run", {**content, "info": info})
-    except TypeError as error:
-        raise StoreError(
-            f"The info of run {folder.name!r} is not JSON: {error}. Give numbers, texts, lists, dicts."
-        ) from None
-    sync_folder(folder.parent)
+        if (folder / RUN).exists():
+            return False
+        _furnish(folder, folder.name, info)
+        return True
+    finally:
+        lock.release()
+
+
+def _furnish(folder: Path, name: str, info: dict[str, Any]) -> None:
+    """Makes a folder a run; run.json comes last."""
+    run = secrets.token_hex(8)
+    with opened(folder) as directory:
+        make_folders(directory)
+        write_live(folder, run, Live())
+        about = {"name": name, "id": run, "created_s": time.time(), "layerscope": __version__, "info": info}
+        try:
+            write_json(directory, RUN, "run", about)
+        except (TypeError, ValueError) as error:
+            raise StoreError(
+                f"The info of run {name!r} is not JSON of the size it may have: {error}. "
+                "Give numbers, texts, lists, dicts."
+            ) from None
+
+
+def make_folders(directory: Directory) -> None:
+    """The folders of a run, as far as there are none: empty ones get lost in some copies."""
+    for name in (SESSIONS, SEGMENTS, PARTS):
+        directory.make(name)
+    for name in (SEGMENTS, PARTS):
+        with opened(directory.path, name) as inner:
+            for table in TABLES:
+                inner.make(table)
 
 
 def _opened(folder: Path, rank: int) -> OpenRun:
+    run = read_manifest(folder).id  # says so if it is no run
     lock = FileLock.take(folder / lock_name(rank))
     if lock is None:
         raise _busy(folder, rank)
     try:
-        for name in (SESSIONS, *(f"{SEGMENTS}/{table}" for table in TABLES)):
-            (folder / name).mkdir(parents=True, exist_ok=True)  # empty folders get lost in some copies
-        files = RunFiles(folder)
+        with opened(folder) as directory:
+            make_folders(directory)
+        files = RunFiles(folder, run)
         series = known_series(files, rank)
         number = 1 + max(largest_series(files), *series.values(), -1)
         session = 1 + max([*_sessions_of(folder, rank), 0])
-        run = OpenRun(folder, rank, session, series, number, time.time(), lock)
+        made = OpenRun(folder, run, rank, session, series, number, time.time(), lock)
+        made.mark()
         lock.write(json.dumps({"pid": os.getpid(), "host": socket.gethostname(), "session": session}).encode())
-        run.mark()
     except BaseException:
         lock.release()
         raise
-    return run
+    return made
 
 
 def _busy(folder: Path, rank: int) -> BusyError:
-    try:
-        holder = json.loads((folder / lock_name(rank)).read_bytes())
-        who = f"process {holder['pid']} on {holder['host']}"
-    except (OSError, ValueError, KeyError, TypeError):
-        who = "another process"
     return BusyError(
-        f"{folder} is being recorded by {who}. Close that recorder first, or record to another folder: "
-        "without resume=True a taken name gets a new suffix."
+        f"{folder} is being recorded by {holder_of(folder, rank)}. Close that recorder first, or record to another "
+        "folder: without resume=True a taken name gets a new suffix."
     )
 
 
@@ -203,28 +247,3 @@ def _sessions_of(folder: Path, rank: int) -> set[int]:
     for table in TABLES:
         used |= {name.session for name in segment_names(folder, table) if name.rank == rank}
     return used
-
-
-def session_names(folder: Path) -> list[SessionName]:
-    """The sessions of a run, in the order of rank and number."""
-    try:
-        names = [SessionName.parse(entry.name) for entry in (folder / SESSIONS).iterdir()]
-    except FileNotFoundError:
-        return []
-    return sorted(name for name in names if name is not None)
-
-
-def status_of(folder: Path) -> Status:
-    """Whether a run is being written, was ended properly, or its writer died."""
-    if any(is_held(path) for path in folder.iterdir() if _LOCK_NAME.fullmatch(path.name)):
-        return "running"
-    last = {name.rank: name for name in session_names(folder)}
-    return "finished" if last and all(_is_closed(folder, name) for name in last.values()) else "stopped"
-
-
-def _is_closed(folder: Path, name: SessionName) -> bool:
-    try:
-        content = json.loads((folder / SESSIONS / str(name)).read_bytes())
-    except (OSError, ValueError):
-        return False  # a mark that is not whole marks nothing
-    return isinstance(content, dict) and "closed_s" in content

@@ -9,32 +9,35 @@ from typing import Any
 
 from layerscope.errors import FormatError
 from layerscope.records import CallNode, Edge, Graph, ModuleNode
-from layerscope.store.format import GRAPH, RUN, damaged, read_json, write_json
+from layerscope.store.files import damaged, opened
+from layerscope.store.format import GRAPH, RUN
 from layerscope.store.lock import alone_with
+from layerscope.store.manifests import read_json, unreadable, write_json
 
 Ports = tuple[tuple[str, tuple[int, ...]], ...]
 _MODULE = ("path", "class_name", "parameters", "detail")
+_DAMAGED = "graph.damaged.json"
 _EDGE = ("source", "source_port", "target", "target_port")
 
 
-def read_graph(folder: Path) -> Graph | None:
-    """What graph.json says, None if there is none; one of an older writer has no calls and no edges."""
+def read_graph(folder: Path, run: str) -> Graph | None:
+    """What graph.json says, None if there is none; `run` is the id of the run."""
     path = folder / GRAPH
     try:
-        content = read_json(path, "graph")
+        with opened(folder) as directory:
+            content = read_json(directory, GRAPH, "graph")
+        if content["run"] != run:
+            raise damaged(path, "it is that of another run")
         return Graph(
             tuple(ModuleNode(*(module[name] for name in _MODULE)) for module in content["modules"]),
-            tuple(_call(call) for call in content.get("calls", ())),
-            tuple(
-                Edge(**{name: edge[name] for name in _EDGE}, join=edge.get("join", ""))
-                for edge in content.get("edges", ())
-            ),
+            tuple(_call(call) for call in content["calls"]),
+            tuple(Edge(**{name: edge[name] for name in _EDGE}, join=edge.get("join", "")) for edge in content["edges"]),
         )
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise FormatError(f"{path} cannot be read: {error.strerror}. Check its permissions.") from None
-    except (KeyError, TypeError, ValueError) as error:
+        raise unreadable(path, error) from None
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise damaged(path, f"a key is missing or wrong ({error})") from None
 
 
@@ -64,7 +67,7 @@ def _both(before: CallNode, now: CallNode) -> tuple[tuple[Ports, Ports], tuple[P
     return (before.inputs, now.inputs), (before.outputs, now.outputs)
 
 
-def add_to_graph(folder: Path, graphs: Sequence[Graph]) -> str | None:
+def add_to_graph(folder: Path, run: str, graphs: Sequence[Graph]) -> str | None:
     """Unites graphs with what graph.json holds; gives what there is to tell, if that could not be read.
 
     Other ranks may add to the same file: no two do it at once.
@@ -72,13 +75,15 @@ def add_to_graph(folder: Path, graphs: Sequence[Graph]) -> str | None:
     trouble = None
     with alone_with(folder / RUN):
         try:
-            known = read_graph(folder)
+            known = read_graph(folder, run)
         except FormatError as error:
-            aside = (folder / GRAPH).replace((folder / GRAPH).with_suffix(".damaged.json"))
-            known, trouble = None, f"{error} It was kept as {aside.name}, and the graph begun anew."
+            with opened(folder) as directory:
+                directory.rename(GRAPH, _DAMAGED)
+            known, trouble = None, f"{error} It was kept as {_DAMAGED}, and the graph begun anew."
         result = known or Graph(())
         for graph in graphs:
             result = united(result, graph)
         if result != known:
-            write_json(folder / GRAPH, "graph", asdict(result))
+            with opened(folder) as directory:
+                write_json(directory, GRAPH, "graph", {"run": run, **asdict(result)})
     return trouble

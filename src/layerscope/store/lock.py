@@ -16,6 +16,7 @@ LOCKS = importlib.util.find_spec("fcntl") is not None  # Windows has none: runs 
 if LOCKS:
     import fcntl
 
+_FLAGS = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK if LOCKS else 0  # through no link, and waiting for no pipe
 _PATIENCE_S = 0.3  # longer than a look at the lock takes, see `is_held`
 _PAUSE_S = 0.01
 
@@ -38,7 +39,7 @@ class FileLock:
         if not LOCKS:
             raise StoreError(f"{path} cannot be locked on this system. Record on Linux or macOS; read runs anywhere.")
         try:
-            handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            handle = os.open(path, os.O_RDWR | os.O_CREAT | _FLAGS, 0o666)
         except OSError as error:
             raise StoreError(f"{path} cannot be opened: {error.strerror}. Choose a folder you can write to.") from None
         until = time.monotonic() + patience_s
@@ -88,7 +89,7 @@ def _try(handle: int, how: int, path: Path) -> bool:
 @contextmanager
 def alone_with(path: Path) -> Iterator[None]:
     """A block in which no other process is in such a block with the same file; waits for its turn."""
-    handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    handle = os.open(path, os.O_RDONLY | _FLAGS)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX)
         try:
@@ -104,7 +105,7 @@ def is_held(path: Path) -> bool:
     if not LOCKS:
         return False
     try:
-        handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        handle = os.open(path, os.O_RDONLY | _FLAGS)
     except FileNotFoundError:
         return False
     except OSError as error:

@@ -50,7 +50,8 @@ class Output:
 
     def __init__(self, run: OpenRun) -> None:
         self._run = run
-        self._segments = {table: SegmentWriter(run.path, table, run.rank, run.session) for table in TABLES}
+        self._segments = {table: SegmentWriter(run.path, run.id, table, (run.rank, run.session)) for table in TABLES}
+        self._graph = False  # whether there is one, as far as is known
         self._latest_step = 0  # where the writer's own events belong
         self._identity = _identity(run.path)
 
@@ -96,18 +97,20 @@ class Output:
         self._segments["events"].write(records_batch("events", [Event(self._latest_step, level, text, time.time())]))
 
     def end(self) -> None:
-        """Closes all segments, marked as whole."""
+        """Closes all segments."""
         for segment in self._segments.values():
             segment.end()
 
-    def abandon(self) -> None:
-        """Closes all segments as they are."""
-        for segment in self._segments.values():
-            segment.abandon()
+    def written(self) -> dict[str, object]:
+        """What the session's file says at the end, so that a file that goes missing or is cut is noticed."""
+        written = {table: segment.written for table, segment in self._segments.items()}
+        return {"segments": {table: last for table, last in written.items() if last[0]}, "graph": self._graph}
 
     def _write_queue(self, queue: str, items: list[Item]) -> None:
         if queue == "graph":
-            trouble = add_to_graph(self._run.path, [item for item in items if isinstance(item, Graph)])
+            graphs = [item for item in items if isinstance(item, Graph)]
+            trouble = add_to_graph(self._run.path, self._run.id, graphs)
+            self._graph = True
             if trouble is not None:
                 self.event("warning", trouble)
             return

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import mmap
 import os
-import stat
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -16,10 +14,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from layerscope.errors import FormatError
 from layerscope.records import Ids, Ints
 from layerscope.stats import spec
 from layerscope.store.columns import dtype_of, lengths, numbers, values
-from layerscope.store.format import ASIDE, BY_SERIES, SCHEMA, VERSION, check_version, damaged, sync_folder
+from layerscope.store.files import ASIDE, Directory, checksum, damaged, opened, read_range
+from layerscope.store.format import BY_SERIES, KEPT, NULLABLE, PARTS, SCHEMA, VERSION, PartEntry
+from layerscope.store.manifests import check_version
 from layerscope.store.wanted import Wanted
 
 ROW_GROUP = {table: 2_048 if table == "bits" else 16_384 for table in SCHEMA}
@@ -27,25 +28,54 @@ _FLOATS = ["scale", "value", *spec.SUMS, *spec.EXTREMES]
 _GROUPS_AT_ONCE = 8
 _CONTENT_BYTES = 1 << 20  # of a row group: what is read to find one array
 Task = Callable[[], list[pa.Table]]
-_UNREADABLE = (pa.ArrowException, OSError)
+_UNREADABLE = (pa.ArrowException, OSError, ValueError, MemoryError)
+#: Bounds of a part; docs/format.md states them.
+MOST_FOOTER = 256 << 20
+MOST_ROWS = 1 << 16  # of a row group
+MOST_GROUP = 1 << 28  # bytes of a row group in memory, but of kept values, of which each can be larger
+MOST_KEPT = 3 << 30
+_FOOTER_END = 8  # its length, and the magic bytes
 
 
-def write_part(path: Path, table: str, pieces: Iterable[pa.Table]) -> int:
-    """Writes a part from sorted pieces, each a few row groups long; gives the number of rows."""
+def write_part(directory: Directory, file: str, table: str, pieces: Iterable[pa.Table]) -> PartEntry:
+    """Writes a part from sorted pieces, each a few row groups long; gives what live.json says of it."""
     schema = SCHEMA[table].with_metadata({"format": "layerscope-part", "version": str(VERSION), "table": table})
-    aside = path.with_name(path.name + ASIDE)
-    rows = 0
-    with aside.open("wb") as file:
-        with pq.ParquetWriter(file, schema, **_options(table)) as writer:
+    aside, rows = file + ASIDE, 0
+    with os.fdopen(directory.create(aside, anew=True), "wb") as opened_file:
+        with pq.ParquetWriter(opened_file, schema, **_options(table)) as writer:
             for piece in pieces:
                 for group in _row_groups(piece.cast(schema)):
                     writer.write_table(group, row_group_size=ROW_GROUP[table])
                 rows += piece.num_rows
-        file.flush()
-        os.fsync(file.fileno())
-    aside.rename(path)
-    sync_folder(path.parent)
-    return rows
+        opened_file.flush()
+        os.fsync(opened_file.fileno())
+    with directory.open(aside) as handle:
+        footer = _footer(handle, os.fstat(handle).st_size)
+        ranges = _ranges(pq.read_metadata(pa.BufferReader(footer)))
+        sums = [checksum(read_range(handle, start, size)) for start, size in ranges]
+        entry = PartEntry(file, rows, os.fstat(handle).st_size, checksum(footer), np.array(sums, "<u8").tobytes())
+    directory.rename(aside, file)
+    return entry
+
+
+def _footer(handle: int, size: int) -> bytes:
+    """The end of a Parquet file that describes it; what is given of a damaged file matches no checksum."""
+    length = int.from_bytes(read_range(handle, size - _FOOTER_END, 4), "little") + _FOOTER_END
+    return read_range(handle, size - length, length) if _FOOTER_END < length <= min(size, MOST_FOOTER) else b""
+
+
+def footer_sum(directory: Directory, name: str) -> int:
+    """The checksum of a part's footer as it is on disk."""
+    with directory.open(name) as handle:
+        return int(checksum(_footer(handle, os.fstat(handle).st_size)))
+
+
+def _ranges(metadata: pq.FileMetaData) -> Iterator[tuple[int, int]]:
+    """Where each column chunk lies: its first byte and how many there are."""
+    for group in map(metadata.row_group, range(metadata.num_row_groups)):
+        for column in map(group.column, range(group.num_columns)):
+            starts = (column.dictionary_page_offset, column.data_page_offset)
+            yield min(start for start in starts if start), column.total_compressed_size
 
 
 def _row_groups(piece: pa.Table) -> list[pa.Table]:
@@ -60,15 +90,16 @@ def _row_groups(piece: pa.Table) -> list[pa.Table]:
 
 def _options(table: str) -> dict[str, object]:
     options: dict[str, object] = {"compression": "zstd", "compression_level": 3, "write_page_checksum": True}
+    whole = [field.name for field in SCHEMA[table] if pa.types.is_integer(field.type)]
+    listed = [f"{name}.list.element" for name in ("samples", "shape") if name in SCHEMA[table].names]
+    options["use_dictionary"] = [*whole, *listed]  # no text: a short one could stand for any number of long ones
     if table in BY_SERIES:
-        names = [name for name in SCHEMA[table].names if name not in ("step", "counts", "content")]
-        split = [name for name in _FLOATS if name in names]
-        listed = [f"{name}.list.element" for name in ("samples", "shape")]
-        options["use_dictionary"] = [name for name in (*names, *listed) if name not in split]
+        options["use_dictionary"] = [*(name for name in whole if name != "step"), *listed]
+        split = [name for name in _FLOATS if name in SCHEMA[table].names]
         options["use_byte_stream_split"] = split  # the bytes that hardly change lie side by side
         options["column_encoding"] = {"step": "DELTA_BINARY_PACKED"}
         # What is alike in a whole row group need not be read; numbers that are not whole hardly ever are.
-        options["write_statistics"] = [field.name for field in SCHEMA[table] if pa.types.is_integer(field.type)]
+        options["write_statistics"] = whole
     return options
 
 
@@ -102,72 +133,142 @@ class Lately:
         return table
 
 
-class Part:
-    """One compacted file: mapped, its row groups known by series and step."""
+class _Verified:
+    """A part as Arrow reads it: chunk by chunk, each compared with its checksum and in memory of our own."""
 
-    def __init__(self, path: Path, table: str, rows: int, lately: Lately | None = None) -> None:
-        self.path = path
-        self.rows = rows
+    closed = False
+
+    def __init__(self, size: int) -> None:
+        self.handle = -1
+        self._size = size
+        self.allowed: dict[int, tuple[int, int]] = {}  # by the first byte of a chunk: how many there are, and checksum
+        self._place = 0
+
+    def seek(self, place: int, whence: int = 0) -> int:
+        self._place = (0, self._place, self._size)[whence] + place
+        return self._place
+
+    def tell(self) -> int:
+        return self._place
+
+    def read(self, count: int) -> bytes:
+        size, given = self.allowed.get(self._place, (-1, 0))
+        content = read_range(self.handle, self._place, size)
+        if count != size or checksum(content) != given:
+            raise OSError("its bytes do not match their checksum")
+        self._place += count
+        return content
+
+    def readable(self) -> bool:
+        return True
+
+    def close(self) -> None:
+        pass
+
+
+class Part:
+    """One compacted file, its row groups known by series and step. Each read opens it: it holds no handle."""
+
+    def __init__(self, folder: Path, table: str, entry: PartEntry, lately: Lately | None = None) -> None:
+        self.path = folder / PARTS / table / entry.file
+        self.entry = entry
+        self.rows = entry.rows
+        self.size_bytes = entry.size
+        self._folder = folder
         self._lately = lately or Lately()
-        self._table = table
-        self._lost = (
-            "Restore the file from a copy of the run, or take its entry out of live.json "
-            f"to open the run without its {rows} rows."
-        )
-        if stat.S_ISLNK(path.lstat().st_mode):
-            raise damaged(path, "it is a link", self._lost)
+        self.table = self._table = table
+        self._key = (self.path, entry.footer, checksum(entry.chunks))
+        self._faults: dict[int, str] = {}  # by row group: why it is left out
+        self._sums: list[int] = np.frombuffer(entry.chunks, "<u8").tolist()
         try:
-            with path.open("rb") as file:  # the mapping outlives the file's handle
-                about = os.fstat(file.fileno())
-                self._key = (path, about.st_ino, about.st_mtime_ns)  # a run may be made again in the same place
-                self._mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-            self._content = pa.py_buffer(self._mapped)
-            self._metadata = self._opened(None).metadata
+            self._metadata = pq.read_metadata(pa.BufferReader(self._read_footer()))
             self._found = self._metadata.schema.to_arrow_schema()
         except FileNotFoundError:
             raise
-        except (*_UNREADABLE, ValueError) as error:  # nothing can be mapped of an empty file
-            raise damaged(path, _reason(error), self._lost) from None
+        except _UNREADABLE as error:
+            raise self._damaged(_reason(error)) from None
         self._names = frozenset(self._found.names)
+        self._leaves: dict[str, list[int]] = {}
+        for place in range(self._metadata.num_columns):
+            self._leaves.setdefault(self._metadata.schema.column(place).path.split(".")[0], []).append(place)
         self._whole_numbers = {
-            column.name: place for place, column in enumerate(self._found) if pa.types.is_integer(column.type)
+            column.name: self._leaves[column.name][0] for column in self._found if pa.types.is_integer(column.type)
         }
-        self._idle: list[pq.ParquetFile] = []
+        self._chunks: dict[tuple[int, int], tuple[int, int, int]] = {}
+        self._idle: list[tuple[pq.ParquetFile, _Verified]] = []
         self._check()
         self._series = self._bounds("series", np.int32)
         self._step = self._bounds("step", np.int64)
 
-    def _opened(self, metadata: pq.FileMetaData | None) -> pq.ParquetFile:
-        options = {"page_checksum_verification": True, "pre_buffer": False}
-        return pq.ParquetFile(pa.BufferReader(self._content), metadata=metadata, **options)
+    def _damaged(self, reason: str) -> FormatError:
+        return damaged(
+            self.path, reason, f"Its {self.rows} rows are left out. Restore the file from a copy of the run."
+        )
 
-    @contextmanager
-    def _reader(self) -> Iterator[pq.ParquetFile]:
-        """A reader of the file that no other thread has at the moment, since reading changes it."""
-        try:
-            reader = self._idle.pop()
-        except IndexError:
-            reader = self._opened(self._metadata)
-        yield reader
-        self._idle.append(reader)
+    def _read_footer(self) -> bytes:
+        with opened(self._folder, PARTS, self._table) as directory, directory.open(self.entry.file) as handle:
+            size = os.fstat(handle).st_size
+            if size != self.entry.size:
+                raise ValueError(f"it has {size} bytes instead of {self.entry.size}")
+            footer = _footer(handle, size)
+        if checksum(footer) != self.entry.footer:
+            raise ValueError("its footer does not match its checksum")
+        return footer
 
     @property
-    def size_bytes(self) -> int:
-        """Bytes of the file."""
-        return int(self._content.size)
+    def problem(self) -> str | None:
+        """What was left out of the part and why, None if nothing was."""
+        if not self._faults:
+            return None
+        rows, (group, reason) = sum(map(self.rows_of, self._faults)), next(iter(self._faults.items()))
+        return f"{self.path} is damaged: {rows} rows were left out (in row group {group} {reason})."
+
+    @contextmanager
+    def _reader(self, group: int, names: list[str]) -> Iterator[pq.ParquetFile]:
+        """A reader of some chunks that no other thread has at the moment, since reading changes it."""
+        chunks = [self._chunk(group, place) for name in names for place in self._leaves[name]]
+        try:
+            reader, source = self._idle.pop()
+        except IndexError:
+            source = _Verified(self.entry.size)
+            options = {"page_checksum_verification": True, "pre_buffer": False}
+            reader = pq.ParquetFile(pa.PythonFile(source, mode="r"), metadata=self._metadata, **options)
+        source.allowed = {start: (size, given) for start, size, given in chunks}
+        with opened(self._folder, PARTS, self._table) as directory, directory.open(self.entry.file) as source.handle:
+            yield reader
+        self._idle.append((reader, source))
+
+    def _chunk(self, group: int, place: int) -> tuple[int, int, int]:
+        """First byte, size and checksum of a column chunk, after a look at what it claims to hold."""
+        known = self._chunks.get((group, place))
+        if known is None:
+            about = self._metadata.row_group(group)
+            column = about.column(place)
+            most = MOST_KEPT if self._table in KEPT else MOST_GROUP
+            if about.num_rows > MOST_ROWS or column.num_values > 64 * MOST_ROWS or about.total_byte_size > most:
+                raise ValueError(f"it claims {about.num_rows} rows of {about.total_byte_size} bytes")
+            if column.physical_type == "BYTE_ARRAY" and not {"PLAIN", "RLE"}.issuperset(column.encodings):
+                raise ValueError(f"its texts are encoded as {', '.join(column.encodings)}")
+            starts = (column.dictionary_page_offset, column.data_page_offset)
+            start = min(start for start in starts if start)
+            known = (start, column.total_compressed_size, self._sums[group * self._metadata.num_columns + place])
+            self._chunks[group, place] = known
+        return known
 
     def _check(self) -> None:
         found = self._found
         about = {key.decode(): value.decode() for key, value in (found.metadata or {}).items()}
         if about.get("format") != "layerscope-part" or about.get("table") != self._table:
-            raise damaged(self.path, f"it is Parquet, but no part of {self._table}", self._lost)
-        check_version(self.path, int(about["version"]) if about.get("version", "").isdigit() else None)
+            raise self._damaged(f"it is Parquet, but no part of {self._table}")
+        check_version(self.path, int(about["version"][:9]) if about.get("version", "").isdecimal() else None)
         if self._metadata.num_rows != self.rows:
-            raise damaged(self.path, f"it has {self._metadata.num_rows} rows instead of {self.rows}", self._lost)
+            raise self._damaged(f"it has {self._metadata.num_rows} rows instead of {self.rows}")
+        if len(self._sums) != self._metadata.num_row_groups * self._metadata.num_columns:
+            raise self._damaged(f"live.json has {len(self._sums)} checksums of its chunks")
         known = SCHEMA[self._table]
         for column in found:
             if column.name in known.names and column.type != known.field(column.name).type:
-                raise damaged(self.path, f"its column {column.name!r} is {column.type}", self._lost)
+                raise self._damaged(f"its column {column.name!r} is {column.type}")
 
     def _bounds(self, column: str, dtype: type) -> tuple[Ints, Ints]:
         """Smallest and largest value of a column in every row group; the widest range where it is not known."""
@@ -221,7 +322,7 @@ class Part:
     def groups(self, wanted: Wanted) -> list[int]:
         """The row groups that may hold a wanted row."""
         found: list[int] = np.flatnonzero(wanted.blocks(self._series, self._step)).tolist()
-        return found
+        return [group for group in found if group not in self._faults] if self._faults else found
 
     def rows_of(self, group: int) -> int:
         """Rows of a row group."""
@@ -236,7 +337,7 @@ class Part:
             kept = None if place is None else about.column(place).statistics
             if kept is None or not kept.has_null_count:
                 continue  # an older writer kept none
-            if kept.null_count == about.num_rows:
+            if kept.null_count == about.num_rows and name in NULLABLE:
                 found[name] = None
             elif kept.null_count == 0 and kept.has_min_max and kept.min == kept.max:
                 found[name] = int(kept.min)
@@ -251,13 +352,18 @@ class Part:
     def read(self, groups: list[int], columns: list[str], wanted: Wanted) -> list[pa.Table]:
         """The wanted rows of some row groups."""
         names = self._needed(columns, wanted)
+        tables = (self._sound(group, names, wanted) for group in groups)
+        return [self._complete(table, columns) for table in tables if table is not None and table.num_rows]
+
+    def _sound(self, group: int, names: list[str], wanted: Wanted) -> pa.Table | None:
+        """The wanted rows of a row group, None if it cannot be trusted."""
         try:
-            tables = [_chosen(self._group(group, names, wanted), names, wanted) for group in groups]
+            return _chosen(self._group(group, names, wanted), names, wanted)
+        except FileNotFoundError:
+            raise
         except _UNREADABLE as error:
-            raise damaged(self.path, _reason(error), self._lost) from None
-        if hasattr(mmap, "MADV_DONTNEED"):  # what was read stays in the system's cache, but is none of our memory
-            self._mapped.madvise(mmap.MADV_DONTNEED)
-        return [self._complete(table, columns) for table in tables if table.num_rows]
+            self._faults[group] = _reason(error)
+            return None
 
     def at_hand(self, columns: list[str], wanted: Wanted) -> bool:
         """Whether all wanted rows were read lately: no thread is worth waking for them."""
@@ -271,8 +377,9 @@ class Part:
     def _group(self, group: int, names: list[str], wanted: Wanted) -> pa.Table:
         def read() -> pa.Table:
             alike = self.alike(group, names)
-            with self._reader() as reader:
-                others = reader.read_row_group(group, [name for name in names if name not in alike], use_threads=False)
+            read = [name for name in names if name not in alike]
+            with self._reader(group, read) as reader:
+                others = _trusted(reader.read_row_group(group, read, use_threads=False), self.rows_of(group))
             if not alike:
                 return others
             rows = self.rows_of(group)
@@ -298,6 +405,18 @@ class Part:
 def _same(kind: pa.DataType, value: int | None, rows: int) -> pa.Array:
     """A column of one whole number, or of nulls; the same one serves many row groups."""
     return pa.nulls(rows, kind) if value is None else numbers(np.full(rows, value, dtype_of(kind)))
+
+
+def _trusted(table: pa.Table, rows: int) -> pa.Table:
+    """A table just decoded, after a look at what its checksums do not tell."""
+    if table.num_columns and table.num_rows != rows:
+        raise ValueError(f"it has {table.num_rows} rows instead of {rows}")
+    for name, column in zip(table.column_names, table.columns, strict=True):
+        if column.null_count and name not in NULLABLE:
+            raise ValueError(f"its column {name!r} has nulls")
+        if pa.types.is_string(column.type):
+            column.validate(full=True)
+    return table
 
 
 def _chosen(table: pa.Table, names: list[str], wanted: Wanted) -> pa.Table:

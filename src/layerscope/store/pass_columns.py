@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
+import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise
-from pathlib import Path
 from typing import Any, NamedTuple, overload
 
 import numpy as np
@@ -14,7 +14,10 @@ import pyarrow as pa
 from layerscope.operations import Frame, Operation, Outline, Parent, Role
 from layerscope.records import Ids, Ints
 from layerscope.store.columns import Numbers, dtype_of, numbers, texts, values
-from layerscope.store.format import VERSION, check_version, damaged, replace_file
+from layerscope.store.files import Directory, checksum_text, damaged
+from layerscope.store.format import VERSION
+from layerscope.store.manifests import check_version
+from layerscope.store.messages import is_compressed
 from layerscope.store.text import json_text
 
 _NUMBERS = {
@@ -29,6 +32,12 @@ _NUMBERS = {
     "is_random": pa.uint8(),
     "grad_mode": pa.uint8(),
 }
+MOST_BYTES = 1 << 30  # of a file of operations; docs/format.md states it
+_MAGIC = b"ARROW1\0\0"
+_UNREADABLE = (
+    *(pa.ArrowException, OSError, KeyError, TypeError, ValueError, IndexError),
+    *(RecursionError, StopIteration, struct.error, EOFError, AttributeError),
+)
 _COMMON = pa.dictionary(pa.int32(), pa.string())  # few values that occur often: each stands once, as JSON
 _TUPLES = ("parent_arguments", "parameters", "buffers", "frames", "shape", "written")
 _TEXTS = ("role", "function", "arguments", "dtype", "device", "grad_fn", "autocast")
@@ -42,8 +51,8 @@ _SCHEMA = pa.schema(
 )
 
 
-def write_operations(path: Path, operations: Sequence[Operation], frames: dict[Frame, int]) -> None:
-    """Write the operations of a pass; the lines of code they came through are added to `frames`, and numbered there."""
+def operations_file(operations: Sequence[Operation], frames: dict[Frame, int]) -> bytes:
+    """The operations of a pass as a file; the lines of code they came through are added to `frames`, and numbered."""
 
     def frame_numbers(op: Operation) -> list[int]:
         return [frames.setdefault(frame, len(frames)) for frame in op.frames]
@@ -65,7 +74,7 @@ def write_operations(path: Path, operations: Sequence[Operation], frames: dict[F
     sink = pa.BufferOutputStream()
     with pa.ipc.new_file(sink, _SCHEMA) as file:
         file.write_batch(pa.RecordBatch.from_arrays(columns, schema=_SCHEMA))
-    replace_file(path, sink.getvalue().to_pybytes())
+    return bytes(sink.getvalue())
 
 
 def _common(found: Iterable[object]) -> pa.DictionaryArray:
@@ -74,24 +83,41 @@ def _common(found: Iterable[object]) -> pa.DictionaryArray:
     return pa.DictionaryArray.from_arrays(numbers(np.array(at, np.int32)), texts(list(known)))
 
 
-def read_operations(path: Path, frames: Sequence[Frame], paths: Sequence[str]) -> StoredOperations:
-    """The operations in a file; `paths` are those of the module calls."""
+def read_operations(
+    directory: Directory, name: str, given: str, frames: Sequence[Frame], paths: Sequence[str]
+) -> StoredOperations:
+    """The operations in a file with a given checksum; `paths` are those of the module calls."""
+    path, content = directory.path / name, directory.read(name, MOST_BYTES)
+    if checksum_text(content) != given:
+        raise damaged(path, "its bytes do not match their checksum", "Save the trace again.")
     try:
-        with pa.memory_map(str(path)) as file:  # the mapping outlives the file's handle
-            content = file.read_buffer()
-        found = pa.ipc.open_file(content)
+        found = _stream(content)
         about = {key.decode(): value.decode() for key, value in (found.schema.metadata or {}).items()}
-        if about.get("format") != "layerscope-operations" or found.num_record_batches != 1:
+        if about.get("format") != "layerscope-operations":
             raise damaged(path, "it holds no operations of a trace")
-        check_version(path, int(about["version"]) if about.get("version", "").isdigit() else None)
-        batch = found.get_batch(0)
+        check_version(path, int(about["version"][:9]) if about.get("version", "").isdecimal() else None)
+        batch = found.read_next_batch()
         batch.validate(full=True)
+        if nulls := [name for name, column in zip(batch.schema.names, batch.columns, strict=True) if column.null_count]:
+            raise damaged(path, f"its column {nulls[0]!r} has nulls")
         operations = StoredOperations(batch, frames, paths)
-    except (pa.ArrowException, OSError, KeyError, TypeError, ValueError, IndexError) as error:
+    except _UNREADABLE as error:
         raise damaged(path, " ".join(str(error).split())) from None
     if not operations.is_sound():
         raise damaged(path, "an operation refers to something that is not there")
     return operations
+
+
+def _stream(content: bytes) -> pa.RecordBatchStreamReader:
+    """What lies in an Arrow file between its magic bytes and its footer, if none of it is compressed."""
+    stream = pa.BufferReader(pa.py_buffer(content)[len(_MAGIC) :])
+    if content[: len(_MAGIC)] != _MAGIC:
+        raise ValueError("it is no Arrow file")
+    messages = pa.ipc.MessageReader.open_stream(stream)
+    if any(is_compressed(message) for message in messages if message.type != "schema"):
+        raise ValueError("it is compressed")
+    stream.seek(0)
+    return pa.ipc.open_stream(stream)
 
 
 class _Common(NamedTuple):

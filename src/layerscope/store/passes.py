@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import gc
-import json
-import os
 import re
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,34 +11,22 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-import numpy as np
-import numpy.typing as npt
-from safetensors import SafetensorError, safe_open
-from safetensors.numpy import load_file, save
-
 from layerscope.errors import StoreError
-from layerscope.operations import Frame, ModuleCallRecord, Operation, ParameterRecord, Parent, PassRecord, Role
-from layerscope.store.format import damaged, read_json, replace_file, sync_folder, write_json
-from layerscope.store.pass_columns import read_operations, write_operations
+from layerscope.operations import Frame, ModuleCallRecord, Operation, ParameterRecord, PassRecord
+from layerscope.store.files import Directory, checksum_text, damaged, opened
+from layerscope.store.manifests import read_json, unreadable, whole, write_json
+from layerscope.store.pass_columns import operations_file, read_operations
+from layerscope.store.pass_tensors import DTYPES, Arrays, StoredTensors, tensors_file
 
 TRACES = "traces"
 RECORD, OPERATIONS, VALUES, GRADIENTS = "pass.json", "operations.arrow", "values.safetensors", "gradients.safetensors"
-_NAME = re.compile(r"\d{6,}")
-KEPT_DTYPES = frozenset(  # what safetensors can keep of numpy's types
-    np.dtype(name)
-    for name in (
-        *("float64", "float32", "float16", "int64", "int32", "int16", "int8"),
-        *("uint64", "uint32", "uint16", "uint8", "bool", "complex64"),
-    )
-)
-
+_NAME = re.compile(r"[0-9]{6,9}")
+KEPT_DTYPES = frozenset(DTYPES.values())
 _LISTS = frozenset({"shape", "inputs", "outputs", "parents", "parameters", "buffers", "written"})
-_Row = TypeVar("_Row", Operation, ModuleCallRecord, ParameterRecord)
+_Row = TypeVar("_Row", ModuleCallRecord, ParameterRecord)
 
-Arrays = Mapping[int, npt.NDArray[Any]]  # Any: one of KEPT_DTYPES; by operation
 Snippet = tuple[int, tuple[str, ...]]  # number of the first line, and the lines
 Code = Mapping[tuple[str, int], Snippet]  # file and line → the lines around it
-Part = tuple[int | slice, ...]  # one index or range for each axis
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,11 +42,12 @@ class StoredPass:
 
 @dataclass(frozen=True, slots=True)
 class PassHead:
-    """A stored trace without its tensors."""
+    """A stored trace without its tensors, and the checksums of their files."""
 
     record: PassRecord
     code: Code
     step: int | None
+    checksums: Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,74 +66,99 @@ class PassOutline:
 def write_pass(folder: Path, stored: StoredPass) -> Path:
     """Write a trace into a run folder, beside those already there; it appears as a whole."""
     try:
-        (folder / TRACES).mkdir(exist_ok=True)
-        aside = folder / TRACES / f".{secrets.token_hex(8)}"
-        aside.mkdir()
-        frames: dict[Frame, int] = {}
-        write_operations(aside / OPERATIONS, stored.record.operations, frames)
-        about = {"step": stored.step, "code": [[*at, *snippet] for at, snippet in stored.code.items()]}
-        about["operations"] = len(stored.record.operations)
-        for what, arrays in (("values", stored.values), ("gradients", stored.gradients)):
-            # Not `ascontiguousarray`, which gives a number an axis.
-            kept = {str(k): np.asarray(a, order="C") for k, a in arrays.items() if a.dtype in KEPT_DTYPES}
-            about[what] = len(kept)
-            replace_file(aside / f"{what}.safetensors", save(kept))
-        write_json(aside / RECORD, "pass", {**about, **_circumstances(stored.record, frames)})
-        return _renamed(aside, folder / TRACES)
+        with opened(folder) as run:
+            run.make(TRACES)
+        with opened(folder, TRACES) as traces:
+            aside = f".{secrets.token_hex(8)}"
+            traces.make(aside)
+            with opened(folder, TRACES, aside) as directory:
+                _write_files(directory, stored)
+            return folder / TRACES / _renamed(traces, aside)
     except OSError as error:
         raise StoreError(
             f"The trace cannot be written to {folder}: {error.strerror or error}. Save it elsewhere."
         ) from None
 
 
-def _renamed(aside: Path, traces: Path) -> Path:
-    number = 1 + max([int(path.name) for path in traces.iterdir() if _NAME.fullmatch(path.name)], default=0)
+def _write_files(directory: Directory, stored: StoredPass) -> None:
+    frames: dict[Frame, int] = {}
+    kept = {
+        what: {number: array for number, array in arrays.items() if array.dtype in KEPT_DTYPES}
+        for what, arrays in (("values", stored.values), ("gradients", stored.gradients))
+    }
+    content = operations_file(stored.record.operations, frames)
+    directory.replace(OPERATIONS, content)
+    checksums = {OPERATIONS: checksum_text(content)}
+    for what, name in (("values", VALUES), ("gradients", GRADIENTS)):
+        content, checksums[name] = tensors_file(kept[what])
+        directory.replace(name, content)
+    about: dict[str, Any] = {"step": stored.step, "checksums": checksums}
+    about["code"] = [[*at, *snippet] for at, snippet in stored.code.items()]
+    about["operations"] = len(stored.record.operations)
+    about |= {what: len(arrays) for what, arrays in kept.items()}
+    write_json(directory, RECORD, "pass", {**about, **_circumstances(stored.record, frames)})
+
+
+def _renamed(traces: Directory, aside: str) -> str:
+    number = 1 + max(map(int, filter(_NAME.fullmatch, traces.folders())), default=0)
     while True:
-        target = traces / f"{number:06}"
+        target = f"{number:06}"
         try:
-            os.rename(aside, target)  # noqa: PTH104  Path.rename replaces an empty folder just as well, but says less
+            traces.rename(aside, target)
         except OSError:
-            if not target.exists():
+            if target not in traces.folders():
                 raise
             number += 1
         else:
-            sync_folder(traces)
             return target
 
 
 def pass_folders(folder: Path) -> list[Path]:
     """The traces of a run, oldest first."""
-    traces = folder / TRACES
-    return sorted(path for path in traces.iterdir() if _NAME.fullmatch(path.name)) if traces.is_dir() else []
+    try:
+        with opened(folder, TRACES) as traces:
+            return sorted(folder / TRACES / name for name in traces.folders() if _NAME.fullmatch(name))
+    except FileNotFoundError:
+        return []
 
 
 def passes_revision(folder: Path) -> int:
     """A number that changes when a trace was added to a run."""
     try:
-        return (folder / TRACES).stat().st_mtime_ns
+        return (folder / TRACES).lstat().st_mtime_ns
     except FileNotFoundError:
         return 0
+
+
+def pass_revision(folder: Path) -> int:
+    """A number that is another one when a trace was deleted and another one saved in its place."""
+    with _readable(folder) as directory:
+        return directory.stat(RECORD).st_mtime_ns
 
 
 def read_pass(folder: Path) -> StoredPass:
     """A trace read back."""
     head = read_head(folder)
-    return StoredPass(head.record, _arrays(folder / VALUES), _arrays(folder / GRADIENTS), head.code, head.step)
+    values, gradients = (tensors_of(folder, name, head).all() for name in (VALUES, GRADIENTS))
+    return StoredPass(head.record, values, gradients, head.code, head.step)
+
+
+def tensors_of(folder: Path, name: str, head: PassHead) -> StoredTensors:
+    """The values or the gradients of a trace, to be read one by one."""
+    return StoredTensors(folder, name, head.checksums[name])
 
 
 def read_head(folder: Path) -> PassHead:
     """What is known of a trace but its tensors."""
-    with _readable(folder), without_collection():
-        plain = read_json(folder / RECORD, "pass")
+    with _readable(folder) as directory, without_collection():
+        plain = read_json(directory, RECORD, "pass")
         frames = [Frame(*frame) for frame in plain["frames"]]
         calls = tuple(_from_json(ModuleCallRecord, row, frames) for row in plain["calls"])
-        old = isinstance(plain["operations"], list)
+        checksums = {name: str(plain["checksums"][name]) for name in (OPERATIONS, VALUES, GRADIENTS)}
         paths = [call.path for call in calls]
         record = PassRecord(
             model=plain["model"],
-            operations=tuple(_old_operation(row, frames) for row in plain["operations"])
-            if old
-            else read_operations(folder / OPERATIONS, frames, paths),
+            operations=read_operations(directory, OPERATIONS, checksums[OPERATIONS], frames, paths),
             calls=calls,
             parameters=tuple(_from_json(ParameterRecord, row, frames) for row in plain["parameters"]),
             modules=tuple((path, name) for path, name in plain["modules"]),
@@ -155,27 +167,30 @@ def read_head(folder: Path) -> PassHead:
             failure=plain["failure"],
             stale=frozenset(plain["stale"]),
         )
-        code = {(file, line): (first, tuple(lines)) for file, line, first, lines in plain.get("code", ())}
-        return PassHead(record, code, plain.get("step"))
+        code = {(file, line): (first, tuple(lines)) for file, line, first, lines in plain["code"]}
+        return PassHead(record, code, plain["step"], checksums)
 
 
 def read_outline(folder: Path) -> PassOutline:
     """What a list of traces says of one; little is read for it."""
-    with _readable(folder):
-        plain = {"step": None, **read_json(folder / RECORD, "pass")}
-        if isinstance(plain["operations"], list):  # of an older version
-            plain["operations"] = len(plain["operations"])
-            plain |= {path.stem: len(tensor_shapes(path)) for path in (folder / VALUES, folder / GRADIENTS)}
-        return PassOutline(**{name: plain[name] for name in PassOutline.__slots__})
+    with _readable(folder) as directory:
+        plain = read_json(directory, RECORD, "pass")
+        counts = {name: whole(plain[name]) for name in ("operations", "values", "gradients")}
+        return PassOutline(**{**{name: plain[name] for name in PassOutline.__slots__}, **counts})
 
 
 @contextmanager
-def _readable(folder: Path) -> Iterator[None]:
+def _readable(folder: Path) -> Iterator[Directory]:
+    run, name = folder.parent.parent, folder.name
     try:
-        yield
+        with opened(run, TRACES, name) as directory:
+            yield directory
     except FileNotFoundError as error:
-        raise damaged(Path(error.filename or folder / RECORD), "it is missing", "Save the trace again.") from None
-    except (KeyError, TypeError, ValueError, IndexError) as error:
+        missing = folder / Path(error.filename or RECORD).name
+        raise damaged(missing, "it is missing", "Save the trace again.") from None
+    except OSError as error:
+        raise unreadable(folder, error) from None
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError) as error:
         raise damaged(folder / RECORD, f"a key is missing or wrong ({error})", "Save the trace again.") from None
 
 
@@ -189,40 +204,6 @@ def without_collection() -> Iterator[None]:
     finally:
         if was_on:
             gc.enable()
-
-
-def tensor_shapes(path: Path) -> dict[int, tuple[int, ...]]:
-    """The operations of which a file of a trace holds a tensor, and its shape."""
-    try:
-        with path.open("rb") as file:
-            head = json.loads(file.read(int.from_bytes(file.read(8), "little")))
-        return {int(key): tuple(about["shape"]) for key, about in head.items() if key != "__metadata__"}
-    except (OSError, ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
-        raise damaged(path, " ".join(str(error).split())) from None
-
-
-def read_part(path: Path, operation: int, part: Part) -> npt.NDArray[Any]:
-    """A part of one tensor of a trace; nothing else is read."""
-    with _tensors(path) as file:
-        whole = file.get_slice(str(operation))
-        found: npt.NDArray[Any] = whole[part] if part else file.get_tensor(str(operation))
-        return found
-
-
-@contextmanager
-def _tensors(path: Path) -> Iterator[Any]:  # Any: safetensors' own class has no types
-    try:
-        with safe_open(path, framework="numpy") as file:
-            yield file
-    except (SafetensorError, OSError, ValueError) as error:
-        raise damaged(path, " ".join(str(error).split())) from None
-
-
-def _arrays(path: Path) -> dict[int, npt.NDArray[Any]]:
-    try:
-        return {int(key): array for key, array in load_file(path).items()}
-    except (SafetensorError, OSError, ValueError) as error:
-        raise damaged(path, " ".join(str(error).split())) from None
 
 
 def to_json(record: PassRecord) -> dict[str, Any]:
@@ -260,9 +241,3 @@ def _from_json(kind: type[_Row], row: Mapping[str, Any], frames: Sequence[Frame]
     if "frames" in fields:
         fields["frames"] = tuple([frames[at] for at in fields["frames"]])
     return kind(**fields)
-
-
-def _old_operation(row: Mapping[str, Any], frames: Sequence[Frame]) -> Operation:
-    """An operation of a trace saved when operations were in `pass.json`."""
-    made = {"role": Role(row["role"]), "parents": [Parent(*parent) for parent in row["parents"]]}
-    return _from_json(Operation, {**row, **made}, frames)

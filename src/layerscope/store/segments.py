@@ -1,9 +1,10 @@
-"""Segments: the append-only Arrow streams of one table, as they are written and as they are read."""
+"""Segments: the append-only files of one table, Arrow batches in frames, as they are written and as they are read."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import struct
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -11,33 +12,70 @@ from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
+from xxhash import xxh3_64
 
+from layerscope.errors import FormatError
 from layerscope.records import Ids, Ints
 from layerscope.store.columns import lengths, numbers, values
-from layerscope.store.format import SCHEMA, SEGMENT_SCHEMA, SEGMENTS, VERSION, SegmentName, check_version, damaged
+from layerscope.store.files import Directory, checksum, damaged, opened, read_range
+from layerscope.store.format import NULLABLE, SCHEMA, SEGMENT_SCHEMA, SEGMENTS, VERSION, SegmentName
+from layerscope.store.manifests import check_version
+from layerscope.store.messages import is_compressed
 from layerscope.store.wanted import Wanted
 
 ROLL_BYTES = 64 << 20
 ROLL_S = 60.0
-END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"
+MAGIC = b"\xabLSframe"
+FRAME = struct.Struct("<8sQQQ")  # the magic bytes, bytes of the payload, its checksum, that of these three
+MOST_BYTES = 1 << 32  # of a segment; docs/format.md states it
+_SOUGHT = 1000  # places that may look like a frame behind a damaged one
 _FEW_RUNS = 8  # cutting slices costs less than a gather for as many runs of rows
-_KEYS_OF_NAME = ("rank", "session")  # columns that a segment has in its name
+
+
+def framed(payload: memoryview) -> bytes:
+    """The head of the frame of a payload."""
+    head = FRAME.pack(MAGIC, len(payload), checksum(payload), 0)[:24]
+    return head + checksum(head).to_bytes(8, "little")
+
+
+def _frame_at(content: bytes, place: int) -> tuple[int, int] | None:
+    """Bytes and checksum of the payload of the frame that begins at a place, None if none does."""
+    magic, size, given, own = FRAME.unpack_from(content, place)
+    return (size, given) if magic == MAGIC and own == checksum(content[place : place + 24]) else None
+
+
+def digest_of(directory: Directory, name: str) -> int:
+    """What `Segment.digest` is of a file: the checksum of the heads of its whole frames."""
+    digest, place = xxh3_64(), 0
+    with directory.open(name) as handle:
+        size = os.fstat(handle).st_size
+        while len(head := read_range(handle, place, FRAME.size)) == FRAME.size:
+            frame = _frame_at(head, 0)
+            if frame is None or place + FRAME.size + frame[0] > size:
+                break
+            digest.update(head)
+            place += FRAME.size + frame[0]
+    return int(digest.intdigest())
 
 
 class SegmentWriter:
     """Appends record batches of one table, and rolls to a new segment when one is full or old."""
 
-    def __init__(self, folder: Path, table: str, rank: int, session: int) -> None:
-        self._folder = folder / SEGMENTS / table
-        self._names = (rank, session)
-        about = {"format": "layerscope-segment", "version": VERSION, "table": table, "rank": rank, "session": session}
-        metadata = {key: str(value) for key, value in about.items()}
-        self._head = SEGMENT_SCHEMA[table].with_metadata(metadata).serialize().to_pybytes()
+    def __init__(self, folder: Path, run: str, table: str, name: tuple[int, int]) -> None:
+        self._folder = folder
+        self._table = table
+        self._rank, self._session = name
+        about = {"format": "layerscope-segment", "version": VERSION, "run": run, "table": table}
+        self._about = {**about, "rank": self._rank, "session": self._session}
         self._number = 0
         self._handle: int | None = None
-        self._size = 0
-        self._batches = 0
+        self._size = 0  # of the whole frames of the last segment
         self._opened_s = 0.0
+
+    @property
+    def written(self) -> tuple[int, int]:
+        """How many segments there are, and the bytes of the last."""
+        return self._number, self._size
 
     def write(self, batch: pa.RecordBatch) -> None:
         """Hands one batch to the system; after an OSError the batch is not in the table."""
@@ -46,126 +84,181 @@ class SegmentWriter:
         try:
             if self._handle is None:
                 self._open()
-            self._append(memoryview(batch.serialize()))
+            self._append(batch.serialize())
         except OSError:
-            self.abandon()
+            self.end()
             raise
-        self._batches += 1
 
     def end(self) -> None:
-        """Closes the segment, marked as whole."""
-        try:
-            if self._handle is not None:
-                self._append(memoryview(END_OF_STREAM))
-        finally:
-            self._close()
-
-    def abandon(self) -> None:
         """Closes the segment as it is; the next batch goes to a new one."""
-        opened = self._handle is not None
-        with contextlib.suppress(OSError):  # it is given up, whether or not the system takes note of that
-            self._close()
-            if opened and self._batches == 0:  # there is nothing in it to read
-                self._path().unlink(missing_ok=True)
-
-    def _path(self) -> Path:
-        rank, session = self._names
-        return self._folder / str(SegmentName(session=session, number=self._number, rank=rank))
-
-    def _open(self) -> None:
-        self._number += 1
-        self._size = self._batches = 0
-        self._handle = os.open(self._path(), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
-        self._opened_s = time.monotonic()
-        self._append(memoryview(self._head))
-
-    def _append(self, content: memoryview) -> None:
-        assert self._handle is not None
-        while len(content):
-            written = os.write(self._handle, content)
-            self._size += written
-            content = content[written:]
-
-    def _close(self) -> None:
         handle, self._handle = self._handle, None
         if handle is not None:
-            os.close(handle)
+            with contextlib.suppress(OSError):  # it is given up, whether or not the system takes note of that
+                os.close(handle)
+
+    def _open(self) -> None:
+        about = {**self._about, "number": self._number + 1, "before": self._size}
+        metadata = {key: str(value) for key, value in about.items()}
+        head = SEGMENT_SCHEMA[self._table].with_metadata(metadata).serialize()
+        name = str(SegmentName(session=self._session, number=self._number + 1, rank=self._rank))
+        with opened(self._folder, SEGMENTS, self._table) as directory:
+            self._handle = directory.create(name)
+        self._number += 1
+        self._size = 0
+        self._opened_s = time.monotonic()
+        self._append(head)
+
+    def _append(self, payload: pa.Buffer) -> None:
+        assert self._handle is not None
+        content = memoryview(payload)
+        for part in (memoryview(framed(content)), content):
+            while len(part):
+                part = part[os.write(self._handle, part) :]
+        self._size += FRAME.size + len(content)
 
 
-class _Batch(NamedTuple):
-    """One record batch, with the columns by which rows are found."""
+class _Index(NamedTuple):
+    """What is known of a batch when its rows are not in memory: how many, and the columns by which they are found."""
 
-    rows: pa.RecordBatch
+    rows: int
+    row_bytes: Ints
     step: Ints | None
     series: Ids | None
 
 
 class Segment:
-    """The whole batches of one segment; follows it while it grows."""
+    """The whole batches of one segment, in memory of our own; follows it while it grows.
 
-    def __init__(self, path: Path, table: str, name: SegmentName) -> None:
-        self.path = path
+    `forget` gives the memory back, all but an index: who reads then, reads the file again.
+    """
+
+    def __init__(self, folder: Path, run: str, table: str, name: SegmentName) -> None:
+        self.path = folder / SEGMENTS / table / str(name)
         self.name = name
+        self.before = 0  # bytes of the segment before it
+        self._folder = folder
+        self._run = run
         self._table = table
         self._schema: pa.Schema | None = None
-        self._batches: list[_Batch] = []
+        self._batches: list[pa.RecordBatch] | None = []
+        self._index: list[_Index] = []
         self._position = 0
-        self._ended = False
+        self._digest = xxh3_64()
+        self._faults: dict[int, str] = {}  # by place: why what is there was left out
 
     @property
     def rows(self) -> int:
         """Rows read so far."""
-        return sum(batch.rows.num_rows for batch in self._batches)
+        return sum(batch.rows for batch in self._index)
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of the whole messages read so far."""
+        """Bytes of the whole frames read so far."""
         return self._position
 
-    def follow(self) -> None:
+    @property
+    def digest(self) -> int:
+        """A checksum of all that was read so far."""
+        return int(self._digest.intdigest())
+
+    @property
+    def problem(self) -> str | None:
+        """What was left out of the segment and why, None if nothing was."""
+        if not self._faults:
+            return None
+        place, reason = next(iter(self._faults.items()))
+        return f"{self.path} is damaged: {len(self._faults)} batches were left out (at byte {place} {reason})."
+
+    def follow(self, directory: Directory) -> None:
         """Takes in the batches that were appended since the last look. FileNotFoundError if the segment is gone."""
-        if self._ended or self.path.stat().st_size <= self._position:
+        name = str(self.name)
+        size = directory.stat(name).st_size
+        if size <= self._position:
             return
-        with pa.memory_map(str(self.path)) as file:  # the mapping outlives the file's handle
-            content = pa.BufferReader(file.read_buffer().slice(self._position))
-        start = self._position
+        if size > MOST_BYTES:
+            raise damaged(self.path, f"it has {size:,} bytes, more than the {MOST_BYTES:,} that are allowed")
+        if self._batches is None:
+            self._batches = self._read_again(directory)
+        with directory.open(name) as handle:
+            content = read_range(handle, self._position, size - self._position)
+        self._position += self._take(content)
+
+    def forget(self) -> None:
+        """Gives the memory of the rows back; who reads them at the moment keeps them."""
+        self._batches = None
+
+    def load(self) -> list[pa.RecordBatch]:
+        """The batches, read again if they were forgotten. FileNotFoundError if the segment is gone."""
+        batches = self._batches
+        if batches is None:
+            with opened(self._folder, SEGMENTS, self._table) as directory:
+                batches = self._batches = self._read_again(directory)
+        return batches
+
+    def _read_again(self, directory: Directory) -> list[pa.RecordBatch]:
+        again = Segment(self._folder, self._run, self._table, self.name)
+        again.follow(directory)
+        if len(again._index) < len(self._index):
+            raise damaged(self.path, "it has changed since it was read")
+        assert again._batches is not None
+        return again._batches[: len(self._index)]
+
+    def _take(self, content: bytes) -> int:
+        """Takes in the whole frames of a content; gives where they end."""
+        buffer, place = pa.py_buffer(content), 0
+        while place + FRAME.size <= len(content):
+            frame = _frame_at(content, place)
+            if frame is None:
+                self._faults.setdefault(self._position + place, "there is no frame")
+                place = _next_frame(content, place)
+                continue
+            size, given = frame
+            end = place + FRAME.size + size
+            if end > len(content):
+                break  # a cut tail: being written just now, or its writer was killed
+            payload = buffer.slice(place + FRAME.size, size)
+            self._digest.update(content[place : place + FRAME.size])
+            if checksum(payload) != given:
+                self._faults[self._position + place] = "its bytes do not match their checksum"
+            else:
+                self._decode(payload, self._position + place)
+            place = end
+        return min(place, len(content))
+
+    def _decode(self, payload: pa.Buffer, place: int) -> None:
         try:
             if self._schema is None:
-                self._schema = self._checked(pa.ipc.read_schema(content))
-                self._position = start + content.tell()
-            while True:
-                batch = pa.ipc.read_record_batch(pa.ipc.read_message(content), self._schema)
-                self._batches.append(self._indexed(batch))
-                self._position = start + content.tell()
-        except EOFError:  # a clean end: of what there is, or of the stream
-            self._ended = self._schema is not None and content.tell() - (self._position - start) == len(END_OF_STREAM)
-        except (pa.ArrowInvalid, OSError):
-            pass  # a cut tail: being written just now, or its writer was killed
+                if place:
+                    raise damaged(self.path, "its head is damaged")
+                self._schema = self._checked(pa.ipc.read_schema(payload))
+            else:
+                batch = _batch(payload, self._schema)
+                self._index.append(_indexed(batch))
+                assert self._batches is not None
+                self._batches.append(batch)
+        except (FormatError, pa.ArrowException, OSError, ValueError, TypeError, IndexError, struct.error) as error:
+            self._faults[place] = " ".join(str(error).split())[:200]
 
     def _checked(self, schema: pa.Schema) -> pa.Schema:
         about = {key.decode(): value.decode() for key, value in (schema.metadata or {}).items()}
-        if about.get("format") != "layerscope-segment" or not about.get("version", "").isdigit():
+        if about.get("format") != "layerscope-segment" or not about.get("version", "").isdecimal():
             raise damaged(self.path, "it is an Arrow stream, but no segment of a run", "Remove it from the run.")
-        check_version(self.path, int(about["version"]))
-        expected = {"table": self._table, "rank": str(self.name.rank), "session": str(self.name.session)}
+        check_version(self.path, int(about["version"][:9]))
+        expected = {"run": self._run, "table": self._table, "rank": str(self.name.rank)}
+        expected |= {"session": str(self.name.session), "number": str(self.name.number)}
         if any(about.get(key) != value for key, value in expected.items()):
             raise damaged(self.path, "its name does not fit its content", "Give it back its name.")
         known = SEGMENT_SCHEMA[self._table]
         for column in schema:
             if column.name in known.names and column.type != known.field(column.name).type:
                 raise damaged(self.path, f"its column {column.name!r} is {column.type}")
+        self.before = int(about.get("before", "0")[:15])
         return schema
-
-    def _indexed(self, batch: pa.RecordBatch) -> _Batch:
-        step, series = (
-            values(batch.column(name)) if name in batch.schema.names else None for name in ("step", "series")
-        )
-        return _Batch(batch, step, series)
 
     @property
     def last_step(self) -> int:
         """The largest step of any row, -1 if there is no row."""
-        return max((int(batch.step.max(initial=-1)) for batch in self._batches if batch.step is not None), default=-1)
+        return max((int(batch.step.max(initial=-1)) for batch in self._index if batch.step is not None), default=-1)
 
     @property
     def names(self) -> frozenset[str]:
@@ -180,29 +273,29 @@ class Segment:
 
     def series_numbers(self) -> Ids:
         """The series number of every row, in the order of writing."""
-        columns = [batch.series for batch in self._batches if batch.series is not None]
+        columns = [batch.series for batch in self._index if batch.series is not None]
         return np.concatenate(columns) if columns else np.zeros(0, np.int32)
 
     def step_numbers(self) -> Ints:
         """The step of every row."""
-        columns = [batch.step for batch in self._batches if batch.step is not None]
+        columns = [batch.step for batch in self._index if batch.step is not None]
         return np.concatenate(columns) if columns else np.zeros(0, np.int64)
 
     def row_bytes(self) -> Ints:
         """About how many bytes every row takes; those of `content` to the byte."""
-        sizes = [_row_bytes(batch.rows) for batch in self._batches]
+        sizes = [batch.row_bytes for batch in self._index]
         return np.concatenate(sizes) if sizes else np.zeros(0, np.int64)
 
     def read(self, columns: list[str], wanted: Wanted) -> list[pa.Table]:
         """The wanted rows, with the columns in the order asked for."""
         found: list[pa.RecordBatch] = []
         own = [name for name in columns if self._schema is not None and name in self._schema.names]
-        for batch in list(self._batches):  # another thread may be following
-            hits = wanted.rows(batch.series, batch.step)
+        for index, batch in zip(self._index, self.load(), strict=False):  # another thread may be following
+            hits = wanted.rows(index.series, index.step)
             if hits is None:
-                found.append(batch.rows.select(own))
+                found.append(batch.select(own))
             elif len(hits):
-                found.extend(_pick(batch.rows.select(own), hits))
+                found.extend(_pick(batch.select(own), hits))
         return [self._complete(pa.Table.from_batches(found), columns)] if found else []
 
     def _complete(self, table: pa.Table, columns: list[str]) -> pa.Table:
@@ -220,9 +313,39 @@ class Segment:
         return pa.table(arrays, names=columns)
 
 
+def _batch(payload: pa.Buffer, schema: pa.Schema) -> pa.RecordBatch:
+    """The record batch of a payload. A checksum tells damage, not malice: every value is looked at."""
+    message = pa.ipc.read_message(payload)
+    if message.type != "record batch" or is_compressed(message):
+        raise ValueError("it is no plain record batch")
+    batch = pa.ipc.read_record_batch(message, schema)
+    batch.validate(full=True)
+    for name, column in zip(batch.schema.names, batch.columns, strict=True):
+        if column.null_count and name not in NULLABLE:
+            raise ValueError(f"its column {name!r} has nulls")
+    return batch
+
+
+def _next_frame(content: bytes, place: int) -> int:
+    """Where the next frame begins; the end if there is none."""
+    for _ in range(_SOUGHT):
+        place = content.find(MAGIC, place + 1)
+        if place < 0 or place + FRAME.size > len(content):
+            break
+        if _frame_at(content, place) is not None:
+            return place
+    return len(content)
+
+
+def _indexed(batch: pa.RecordBatch) -> _Index:
+    columns = (values(batch.column(name)).copy() if name in batch.schema.names else None for name in ("step", "series"))
+    return _Index(batch.num_rows, _row_bytes(batch), *columns)
+
+
 def _row_bytes(batch: pa.RecordBatch) -> Ints:
     if "content" not in batch.schema.names:
-        return np.full(batch.num_rows, batch.nbytes // max(batch.num_rows, 1), np.int64)
+        each = np.int64(batch.nbytes // max(batch.num_rows, 1))
+        return np.broadcast_to(each, batch.num_rows)
     content = lengths(batch.column("content"))
     others: int = (batch.nbytes - int(content.sum())) // max(batch.num_rows, 1)
     return content + others

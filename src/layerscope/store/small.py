@@ -10,15 +10,17 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from layerscope.errors import StoreError
+from layerscope.errors import FormatError, StoreError
 from layerscope.records import STEP_TYPE, Dependencies, Flags, Graph, Ids, Ints
 from layerscope.store.columns import flags, numbers, texts, values
 from layerscope.store.dependencies import dependencies_of
-from layerscope.store.folder import Status, status_of
-from layerscope.store.format import GRAPH, SCHEMA, TABLES, Manifest, read_manifest
+from layerscope.store.files import opened
+from layerscope.store.format import GRAPH, SCHEMA, TABLES, Manifest
 from layerscope.store.graph import read_graph
+from layerscope.store.manifests import read_manifest
 from layerscope.store.order import SORT_KEYS, in_order, key_columns, without_earlier
 from layerscope.store.parts import Lately
+from layerscope.store.sessions import Status, status_of
 from layerscope.store.sources import RunFiles
 from layerscope.store.wanted import Wanted, packed
 
@@ -32,22 +34,23 @@ class SmallTables:
         self.folder = Path(folder)
         self.manifest: Manifest = read_manifest(self.folder)
         self.problems: dict[str, int] = {}
-        self._files = RunFiles(self.folder, lately)
+        self._files = RunFiles(self.folder, self.manifest.id, lately)
         self._files.live()
         self._series: tuple[int, pa.Table | None] = (-1, None)  # how many rows were there, and what was made of them
 
     def status(self) -> Status:
         """Whether the run is being written ("running"), ended properly ("finished"), or its writer died ("stopped")."""
         try:
-            return status_of(self.folder)
+            return status_of(self.folder, self.manifest.id)
         except OSError as error:
             raise StoreError(f"{self.folder} cannot be read: {error.strerror}. Was it moved or deleted?") from None
 
     def revision(self) -> str:
         """A token that changes when something new was recorded; cheap to ask for."""
         try:
-            graph = (self.folder / GRAPH).stat().st_mtime_ns
-        except FileNotFoundError:
+            with opened(self.folder) as directory:
+                graph = directory.stat(GRAPH).st_mtime_ns
+        except (FileNotFoundError, FormatError):
             graph = 0
         return repr((self._files.stamp(), graph))
 
@@ -89,7 +92,14 @@ class SmallTables:
 
     def graph(self) -> Graph | None:
         """The modules of the watched model, the calls seen and how data flowed, None if nothing was recorded of it."""
-        return read_graph(self.folder)
+        return read_graph(self.folder, self.manifest.id)
+
+    def damage(self) -> list[str]:
+        """A sentence for every file that is damaged, missing or cut, of what was read so far; the rest is right."""
+        try:
+            return self._files.problems()
+        except OSError as error:
+            raise StoreError(f"{self.folder} cannot be read: {error.strerror}. Was it moved or deleted?") from None
 
     @property
     def last_step(self) -> int | None:

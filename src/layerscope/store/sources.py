@@ -5,33 +5,43 @@ from __future__ import annotations
 import functools
 import os
 import threading
-from collections.abc import Callable, Iterable, Sequence
+import weakref
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
 import pyarrow as pa
 
 from layerscope.errors import FormatError
-from layerscope.store.format import LIVE, PARTS, SCHEMA, SEGMENTS, TABLES, Live, SegmentName, damaged, read_live
+from layerscope.store.files import Directory, damaged, opened
+from layerscope.store.format import LIVE, SCHEMA, SEGMENTS, TABLES, Live, PartEntry, SegmentName, SessionName
+from layerscope.store.manifests import read_live, unreadable
 from layerscope.store.parts import Lately, Part
 from layerscope.store.segments import Segment
+from layerscope.store.sessions import Ended, has_graph, read_sessions
 from layerscope.store.wanted import Wanted
 
 Given = TypeVar("Given")
 Made = TypeVar("Made")
 _SHARES = 4  # of the work for each thread: handing out every single thing costs more than it is worth
 _ATTEMPTS = 100  # each one means that a compaction ended meanwhile
+HELD_BYTES = 3 << 29  # of segments, in all runs that are open
 
 
 def segment_names(folder: Path, table: str) -> list[SegmentName]:
     """The segments of a table in the order of recording, replaced ones included."""
     try:
-        with os.scandir(folder / SEGMENTS / table) as entries:
-            names = [SegmentName.parse(entry.name) for entry in entries if entry.is_file(follow_symlinks=False)]
+        with opened(folder, SEGMENTS, table) as directory:
+            return _segments_in(directory)
     except FileNotFoundError:
         return []
+
+
+def _segments_in(directory: Directory) -> list[SegmentName]:
+    names = map(SegmentName.parse, directory.names())
     return sorted(name for name in names if name is not None)
 
 
@@ -42,6 +52,13 @@ class Sources:
     table: str
     parts: list[Part]
     segments: list[Segment]
+    again: Callable[[], Sources] | None = field(default=None, compare=False)  # a look that trusts no earlier one
+    unopened: tuple[str, ...] = ()  # a sentence for each file that could not be opened
+
+    @property
+    def problems(self) -> list[str]:
+        """What could not be read of these files so far."""
+        return [*self.unopened, *(file.problem for file in self.files if file.problem is not None)]
 
     @property
     def files(self) -> list[Part | Segment]:
@@ -70,11 +87,20 @@ class Sources:
 
     def read(self, columns: list[str], wanted: Wanted) -> pa.Table:
         """The wanted rows, in the order of recording."""
+        try:
+            return self._read(columns, wanted)
+        except FileNotFoundError:  # a compaction ended since the look, or somebody deleted a part
+            if self.again is None:
+                raise
+            return self.again().read(columns, wanted)
+
+    def _read(self, columns: list[str], wanted: Wanted) -> pa.Table:
         tasks = [task for part in self.parts for task in part.tasks(columns, wanted)]
         is_there = all(part.at_hand(columns, wanted) for part in self.parts)
         done = [task() for task in tasks] if is_there else in_threads(lambda task: task(), tasks)
         found = [table for tables in done for table in tables]
         for segment in self.segments:
+            _HELD.use(segment)
             found.extend(segment.read(columns, wanted))
         if not found:
             schema = pa.schema([SCHEMA[self.table].field(name) for name in columns])
@@ -104,11 +130,15 @@ class Piece:
         return self.file.alike(self.group, columns)
 
     def read(self, columns: list[str]) -> pa.Table:
-        """All rows, as they lie."""
-        if isinstance(self.file, Part):
-            (table,) = self.file.read([self.group], columns, Wanted())
-            return table
-        return pa.concat_tables(self.file.read(columns, Wanted()))
+        """All rows, as they lie; none if they cannot be trusted."""
+        try:
+            if isinstance(self.file, Segment):
+                return pa.concat_tables(self.file.read(columns, Wanted()))
+            for table in self.file.read([self.group], columns, Wanted()):
+                return table
+            return SCHEMA[self.file.table].empty_table().select(columns)
+        except FileNotFoundError:
+            raise FormatError(f"{self.file.path} was compacted, or deleted, while it was read. Try again.") from None
 
 
 def in_threads(use: Callable[[Given], Made], things: Sequence[Given]) -> list[Made]:
@@ -131,80 +161,179 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_threads.cache_clear)  # threads do not live on in a forked process
 
 
+class _Held:
+    """Segments in memory, those used last at the end: beyond a bound the first give their memory back."""
+
+    def __init__(self, most_bytes: int) -> None:
+        self._most_bytes = most_bytes
+        self._known: OrderedDict[int, tuple[weakref.ref[Segment], int]] = OrderedDict()  # by id; and their bytes
+        self._bytes = 0
+        self._lock = threading.RLock()  # a segment may go while this is at work
+
+    def use(self, segment: Segment) -> None:
+        """Count a segment as used now."""
+        with self._lock:
+            key, size = id(segment), segment.size_bytes
+            known = self._known.pop(key, None)
+            reference = known[0] if known else weakref.ref(segment, lambda _: self._gone(key))
+            self._known[key] = (reference, size)
+            self._bytes += size - (known[1] if known else 0)
+            while self._bytes > self._most_bytes and len(self._known) > 1:
+                oldest, (forgotten, _) = next(iter(self._known.items()))
+                self._gone(oldest)
+                if (other := forgotten()) is not None:
+                    other.forget()
+
+    def _gone(self, key: int) -> None:
+        with self._lock:
+            known = self._known.pop(key, None)
+            self._bytes -= known[1] if known else 0
+
+
+_HELD = _Held(HELD_BYTES)
+
+
 class RunFiles:
     """Opens the files of a run, and keeps what it has opened for the next look."""
 
-    def __init__(self, folder: Path, lately: Lately | None = None) -> None:
+    def __init__(self, folder: Path, run: str, lately: Lately | None = None) -> None:
         self.folder = folder
+        self._run = run
         self._lately = lately
-        self._parts: dict[tuple[str, str], Part] = {}
+        self._parts: dict[tuple[str, PartEntry], Part] = {}
         self._segments: dict[tuple[str, SegmentName], Segment] = {}
         self._live = Live()
         self._one_look = threading.Lock()  # two looks at once would take in a batch twice
         self._live_stamp: tuple[int, ...] = ()
+        self._looked: set[str] = set()  # tables of which anything was asked
 
     def sources(self, table: str) -> Sources:
         """The files of a table as they are now; while it looks, a compaction may end and move rows."""
-        missing: FileNotFoundError | None = None
-        for _ in range(_ATTEMPTS):
+        self._looked.add(table)
+        for attempt in range(_ATTEMPTS):
             before = self.live()
-            names = segment_names(self.folder, table)
-            if self.live().generation != before.generation:
-                continue
             try:
                 with self._one_look:
-                    return self._opened(table, before, names)
-            except FileNotFoundError as error:
-                missing = error
-                if self.live().generation == before.generation and self._lacks_part(table, before):
-                    break
-        if missing is None:
-            raise FormatError(f"{self.folder} is compacted faster than it can be read. Try again.")
-        raise damaged(Path(missing.filename or self.folder / LIVE), "it is missing, and live.json names it")
+                    found = self._opened(table, before, give_up=attempt > 1)
+            except FileNotFoundError:
+                continue
+            if self.live().generation == before.generation:
+                return found
+        raise FormatError(f"{self.folder} is compacted faster than it can be read. Try again.")
 
     def live(self) -> Live:
         """What live.json says now."""
         try:
-            known = (self.folder / LIVE).stat()
-        except OSError:
-            return read_live(self.folder)  # raises what is to be said
+            with opened(self.folder) as directory:
+                known = directory.stat(LIVE)
+        except FileNotFoundError:
+            raise damaged(self.folder / LIVE, "it is missing") from None
+        except OSError as error:
+            raise unreadable(self.folder / LIVE, error) from None
         stamp = (known.st_ino, known.st_mtime_ns, known.st_size)
         if stamp != self._live_stamp:
-            self._live = read_live(self.folder)
+            self._live = read_live(self.folder, self._run)
             self._live_stamp = stamp
         return self._live
 
     def stamp(self) -> tuple[object, ...]:
         """A token that changes when rows arrive or move."""
-        sizes = []
-        for table in TABLES:
-            names = segment_names(self.folder, table)
-            newest = {name.rank: name for name in names}  # the others grow no more
-            sizes.append((len(names), tuple(self._size(table, name) for name in newest.values())))
-        return (self.live().generation, *sizes)
+        return (self.live().generation, *(self._sizes(table) for table in TABLES))
 
-    def _size(self, table: str, name: SegmentName) -> tuple[str, int]:
+    def _sizes(self, table: str) -> object:
         try:
-            return str(name), (self.folder / SEGMENTS / table / str(name)).stat().st_size
-        except FileNotFoundError:
-            return str(name), -1
+            with opened(self.folder, SEGMENTS, table) as directory:
+                names = _segments_in(directory)
+                newest = {name.rank: name for name in names}  # the others grow no more
+                return len(names), tuple((str(name), directory.stat(str(name)).st_size) for name in newest.values())
+        except (FileNotFoundError, FormatError):
+            return 0, ()
 
-    def _lacks_part(self, table: str, live: Live) -> bool:
-        return any(not (self.folder / PARTS / table / entry.file).exists() for entry in live.of(table))
+    def problems(self) -> list[str]:
+        """A sentence for all that is damaged or missing of the tables that were looked at, and of the sessions."""
+        sessions, found = read_sessions(self.folder, self._run)  # before the segments: what is closed grows no more
+        live = self.live()
+        found += [f"{self.folder / LIVE} names a table {name!r} that is not known." for name in live.unknown]
+        graph = has_graph(sessions, self.folder)
+        found += [] if graph is None else [graph]
+        for table in sorted(self._looked):
+            sources = self.sources(table)
+            found += sources.problems
+            found += _unaccounted(sources, sessions, self.live().of(table).compacted)
+        return found
 
-    def _opened(self, table: str, live: Live, names: list[SegmentName]) -> Sources:
-        parts = {(table, entry.file): entry for entry in live.of(table)}
-        replaced = live.replaced(table)
-        current = [(table, name) for name in names if str(name) not in replaced]
-        self._parts = {key: part for key, part in self._parts.items() if key[0] != table or key in parts}
-        kept = set(current)
-        self._segments = {key: segment for key, segment in self._segments.items() if key[0] != table or key in kept}
-        for key in current:
-            if key not in self._segments:
-                path = self.folder / SEGMENTS / table / str(key[1])
-                self._segments[key] = Segment(path, table, key[1])
-            self._segments[key].follow()
-        for part, entry in parts.items():
-            if part not in self._parts:
-                self._parts[part] = Part(self.folder / PARTS / table / entry.file, table, entry.rows, self._lately)
-        return Sources(table, [self._parts[part] for part in parts], [self._segments[key] for key in current])
+    def _opened(self, table: str, live: Live, *, give_up: bool) -> Sources:
+        """The files of a table. A part that is not there is a reason to look again, until that is given up."""
+        unopened: list[str] = []
+        segments = self._followed(table, live, unopened)
+        entries = {(table, entry): entry for entry in live.of(table).parts}
+        self._parts = {key: part for key, part in self._parts.items() if key[0] != table or key in entries}
+        for key, entry in entries.items():
+            try:
+                if key not in self._parts:
+                    self._parts[key] = Part(self.folder, table, entry, self._lately)
+            except FileNotFoundError:
+                if not give_up:
+                    raise
+                unopened.append(f"{self.folder}: {table}/{entry.file} is missing, and its {entry.rows} rows with it.")
+            except FormatError as error:
+                unopened.append(str(error))
+            except OSError as error:
+                unopened.append(str(unreadable(self.folder / table / entry.file, error)))
+        parts = [self._parts[key] for key in entries if key in self._parts]
+        return Sources(table, parts, segments, lambda: self._afresh(table), tuple(unopened))
+
+    def _followed(self, table: str, live: Live, unopened: list[str]) -> list[Segment]:
+        """The segments of a table that no part replaces, with what was appended by now."""
+        current: list[Segment] = []
+        try:
+            with opened(self.folder, SEGMENTS, table) as directory:
+                replaced = live.of(table).replaced
+                keys = [(table, name) for name in _segments_in(directory) if str(name) not in replaced]
+                kept = set(keys)
+                self._segments = {key: one for key, one in self._segments.items() if key[0] != table or key in kept}
+                for key in keys:
+                    segment = self._segments.get(key)
+                    if segment is None:
+                        segment = Segment(self.folder, self._run, table, key[1])
+                        self._segments[key] = segment
+                    try:
+                        segment.follow(directory)
+                    except FormatError as error:
+                        unopened.append(str(error))
+                    _HELD.use(segment)
+                    current.append(segment)
+        except FileNotFoundError as error:
+            if Path(error.filename or "").suffix:
+                raise  # a segment that was listed has been compacted meanwhile
+        except FormatError as error:
+            unopened.append(str(error))
+        except OSError as error:
+            unopened.append(str(unreadable(self.folder / SEGMENTS / table, error)))
+        return current
+
+    def _afresh(self, table: str) -> Sources:
+        self._parts = {key: part for key, part in self._parts.items() if key[0] != table}
+        return self.sources(table)
+
+
+def _unaccounted(
+    sources: Sources, sessions: Mapping[SessionName, Ended], compacted: Mapping[str, int]
+) -> Iterator[str]:
+    """A sentence for segments that are missing or cut, by what their sessions and the segments after them say."""
+    present = {(segment.name.of, segment.name.number): segment for segment in sources.segments}
+    sizes = {(of, number - 1): segment.before for (of, number), segment in present.items()}
+    for name, end in sessions.items():
+        number, size = end.segments.get(sources.table, (0, 0))
+        sizes[name.of, number] = size
+    last: dict[str, int] = {}
+    for of, number in (*present, *sizes):
+        last[of] = max(number, last.get(of, 0))
+    counted = Counter(of for of, number in present if number > compacted.get(of, 0))
+    for of, number in last.items():
+        missing = number - compacted.get(of, 0) - counted[of]
+        if missing > 0:
+            yield f"{missing} segments of {sources.table} of session {of} are missing; their rows are left out."
+    for key, segment in present.items():
+        if segment.size_bytes < sizes.get(key, 0):
+            yield f"{segment.path} is cut: it has {segment.size_bytes} whole bytes of {sizes[key]}."

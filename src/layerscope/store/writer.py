@@ -137,7 +137,7 @@ class FolderSink:
         try:
             if not self._lost:
                 if self._backlog.empty:
-                    self.run.mark(closed_s=time.time(), drops=self.dropped)
+                    self.run.mark(closed_s=time.time(), drops=self.dropped, **self._output.written())
                 self.run.lock.release()
                 if self._compact:
                     with progress_line(f"Compacting {self.run.path.name}") as tell:
@@ -261,14 +261,10 @@ class FolderSink:
         self._lost = True
 
     def _finish(self) -> None:
-        try:
-            self._output.end()
-        except OSError as error:
-            self._output.abandon()
-            self._fail(error)
+        self._output.end()
 
     def _lose(self, complaint: str) -> None:
         self._lost = True
         self._complaint = complaint
-        self._output.abandon()
+        self._output.end()
         self._backlog.give_up(Load())

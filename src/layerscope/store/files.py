@@ -1,0 +1,191 @@
+"""The one door to the files of a run: below an open folder, through no link, regular files of bounded size only."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from xxhash import xxh3_64_hexdigest, xxh3_64_intdigest
+
+from layerscope.errors import FormatError
+
+MOST_NAMES = 1_000_000  # in one folder; docs/format.md states it
+
+_BELOW_HANDLES = os.open in os.supports_dir_fd  # Windows has no such thing: there each step of the way is looked at
+_CLOSE = getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
+_NO_LINK = getattr(os, "O_NOFOLLOW", 0)
+_NO_WAIT = getattr(os, "O_NONBLOCK", 0)  # opening a pipe would wait for somebody who writes
+_FOLDER = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | _CLOSE
+_FILE = os.O_RDONLY | _NO_LINK | _NO_WAIT | _CLOSE
+checksum = xxh3_64_intdigest
+checksum_text = xxh3_64_hexdigest
+
+
+def damaged(path: Path, reason: str, way_out: str = "Restore the file from a copy of the run.") -> FormatError:
+    """The error for a file that cannot be what it should be."""
+    return FormatError(f"{path} is damaged: {reason}. {way_out}")
+
+
+class Directory:
+    """A folder of a run that is held open, and its files by name."""
+
+    def __init__(self, path: Path, handle: int | None) -> None:
+        self.path = path
+        self._handle = handle
+
+    def names(self) -> list[str]:
+        """Names of the regular files, in no order."""
+        return [entry.name for entry in self._entries() if entry.is_file(follow_symlinks=False)]
+
+    def folders(self) -> list[str]:
+        """Names of the folders, in no order."""
+        return [entry.name for entry in self._entries() if entry.is_dir(follow_symlinks=False)]
+
+    def _entries(self) -> list[os.DirEntry[str]]:
+        with os.scandir(self.path if self._handle is None else self._handle) as entries:
+            found = [entry for entry, _ in zip(entries, range(MOST_NAMES + 1), strict=False)]
+        if len(found) > MOST_NAMES:
+            raise damaged(self.path, f"it holds more than {MOST_NAMES:,} files", "Remove what is not of the run.")
+        return found
+
+    def stat(self, name: str) -> os.stat_result:
+        """Size and times of a regular file."""
+        target, below = self._target(name)
+        return self._regular(name, os.stat(target, dir_fd=below, follow_symlinks=False))
+
+    @contextmanager
+    def open(self, name: str) -> Iterator[int]:
+        """A handle to read a regular file by."""
+        target, below = self._target(name)
+        if below is None:
+            self.stat(name)
+        try:
+            handle = os.open(target, _FILE, dir_fd=below)
+        except OSError as error:
+            if error.errno in (errno.ELOOP, errno.ENXIO):  # a socket has no such address
+                raise self._not_regular(name) from None
+            raise
+        try:
+            self._regular(name, os.fstat(handle))
+            yield handle
+        finally:
+            os.close(handle)
+
+    def read(self, name: str, most: int) -> bytes:
+        """The bytes of a file that may have so many at most."""
+        with self.open(name) as handle:
+            size = os.fstat(handle).st_size
+            if size > most:
+                raise damaged(self.path / name, f"it has {size:,} bytes, more than the {most:,} that are allowed")
+            return read_range(handle, 0, size)
+
+    def create(self, name: str, *, anew: bool = False) -> int:
+        """A handle to write a new file by; with `anew`, in the place of what has the name."""
+        if anew:
+            self._forget(name)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NO_LINK | _CLOSE
+        return os.open(name, flags, 0o666, dir_fd=self._handle)
+
+    def replace(self, name: str, content: bytes) -> None:
+        """Puts a file in place as a whole: a reader sees the old one or the new one."""
+        aside = f"{name}{ASIDE}-{os.getpid()}"
+        with os.fdopen(self.create(aside, anew=True), "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        self.rename(aside, name)
+
+    def rename(self, old: str, new: str) -> None:
+        """Gives a file its name, in the place of what had it."""
+        os.rename(old, new, src_dir_fd=self._handle, dst_dir_fd=self._handle)
+        self.sync()
+
+    def unlink(self, name: str) -> None:
+        """Removes a regular file. Who calls this has compared its checksum with what the run's live.json says."""
+        self.stat(name)
+        os.unlink(name, dir_fd=self._handle)
+
+    def sync(self) -> None:
+        """Makes what happened to names in this folder survive a power cut."""
+        if self._handle is not None:
+            os.fsync(self._handle)
+
+    def make(self, name: str) -> None:
+        """Makes a folder in this one, if there is none."""
+        try:
+            os.mkdir(name, dir_fd=self._handle)
+        except FileExistsError:
+            handle = _below(self.path / name, self._handle)  # says so if it is none
+            if handle is not None:
+                os.close(handle)
+
+    def _forget(self, name: str) -> None:
+        """Removes what an earlier attempt at writing a file left under a name that only such attempts have."""
+        with suppress(FileNotFoundError):
+            os.unlink(name, dir_fd=self._handle)
+
+    def _target(self, name: str) -> tuple[str | Path, int | None]:
+        if name in ("", ".", "..") or "/" in name or os.sep in name or "\0" in name:
+            raise damaged(self.path, f"{name!r} is not the name of a file")
+        return (self.path / name, None) if self._handle is None else (name, self._handle)
+
+    def _regular(self, name: str, found: os.stat_result) -> os.stat_result:
+        if not stat.S_ISREG(found.st_mode):
+            raise self._not_regular(name)
+        return found
+
+    def _not_regular(self, name: str) -> FormatError:
+        return damaged(self.path / name, "it is a link or no regular file", "Remove it: links are not followed.")
+
+
+ASIDE = ".aside"  # ending of a file not yet renamed to what it will be
+
+
+@contextmanager
+def opened(folder: Path, *below: str) -> Iterator[Directory]:
+    """A folder of a run, reached through no link below the run's own folder."""
+    path, handle = folder, os.open(folder, _FOLDER) if _BELOW_HANDLES else None
+    try:
+        for name in below:
+            path = path / name
+            inner = _below(path, handle)
+            if handle is not None:
+                os.close(handle)
+            handle = inner
+        yield Directory(path, handle)
+    finally:
+        if handle is not None:
+            os.close(handle)
+
+
+def _below(path: Path, handle: int | None) -> int | None:
+    try:
+        if handle is not None:
+            return os.open(path.name, _FOLDER | _NO_LINK, dir_fd=handle)
+        if stat.S_ISDIR(path.lstat().st_mode) and not getattr(path.lstat(), "st_reparse_tag", 0):
+            return None
+    except OSError as error:
+        if error.errno not in (errno.ELOOP, errno.ENOTDIR):
+            raise
+    raise damaged(path, "it is a link or no folder", "Remove it: links are not followed.")
+
+
+def read_range(handle: int, start: int, size: int) -> bytes:
+    """Bytes of a file from a place on; fewer where it ends before."""
+    parts: list[bytes] = []
+    while size > 0:
+        part = os.pread(handle, size, start) if hasattr(os, "pread") else _seek_read(handle, start, size)
+        if not part:
+            break
+        parts.append(part)
+        start, size = start + len(part), size - len(part)
+    return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def _seek_read(handle: int, start: int, size: int) -> bytes:
+    os.lseek(handle, start, os.SEEK_SET)
+    return os.read(handle, size)

@@ -1,0 +1,202 @@
+"""The JSON files of a run: each with a checksum in its first line, and bounds on what one of them can ask for."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import math
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from layerscope.errors import FormatError
+from layerscope.store.files import Directory, checksum_text, damaged, opened
+from layerscope.store.format import (
+    LIVE,
+    RUN,
+    TABLES,
+    VERSION,
+    Live,
+    Manifest,
+    PartEntry,
+    SegmentName,
+    TableFiles,
+    is_part_name,
+)
+from layerscope.store.text import json_text
+
+#: Bounds of a JSON file; docs/format.md states them.
+MOST_BYTES = {"run": 1 << 20, "session": 1 << 20, "live": 64 << 20, "graph": 64 << 20, "pass": 256 << 20}
+MOST_NESTED = 64
+MOST_ITEMS = 5_000_000
+MOST_WHOLE = 2**53  # what JavaScript can hold, too
+_FIRST_BYTES = len('{"checksum": "0123456789abcdef",')
+_NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
+_STRING = re.compile(rb'"(?:[^"\\]|\\.)*"')
+_SUM = re.compile(r"[0-9a-f]{16}")
+_SESSION = re.compile(r"r[0-9]{1,6}-s[0-9]{1,6}")
+
+
+def write_json(directory: Directory, name: str, kind: str, content: Mapping[str, Any]) -> None:
+    """Replaces a JSON file of the run, marked with its checksum, format and version."""
+    made = sealed({"format": f"layerscope-{kind}", "version": VERSION, **content})
+    if len(made) > MOST_BYTES[kind]:
+        raise ValueError(f"{name} would have {len(made):,} bytes, more than the {MOST_BYTES[kind]:,} that are allowed")
+    directory.replace(name, made)
+
+
+def sealed(content: Mapping[str, Any]) -> bytes:
+    """A JSON file with its checksum."""
+    rest = json_text(content, indent=1)[1:].encode() + b"\n"
+    return _first(rest) + rest
+
+
+def _first(rest: bytes) -> bytes:
+    return f'{{"checksum": "{checksum_text(rest)}",'.encode()
+
+
+def read_json(directory: Directory, name: str, kind: str) -> dict[str, Any]:
+    """Content of a JSON file of the run, after a look at its checksum, its bounds, its format and its version."""
+    path, content = directory.path / name, directory.read(name, MOST_BYTES[kind])
+    if content[:_FIRST_BYTES] != _first(content[_FIRST_BYTES:]):
+        raise damaged(path, "its bytes do not match its checksum")
+    if _nested(content) > MOST_NESTED and _nested(_STRING.sub(b"", content)) > MOST_NESTED:
+        raise damaged(path, f"it is nested more than {MOST_NESTED} times")
+    if content.count(b",") + content.count(b"[") + content.count(b"{") > MOST_ITEMS:
+        raise damaged(path, f"it holds more than {MOST_ITEMS:,} values")
+    try:
+        found = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise damaged(path, f"it is no whole JSON ({error})") from None
+    if not isinstance(found, dict) or found.get("format") != f"layerscope-{kind}":
+        raise damaged(path, f'it does not say "format": "layerscope-{kind}"')
+    check_version(path, found.get("version"))
+    return found
+
+
+def _nested(content: bytes) -> int:
+    """How deep brackets are nested, those in texts included."""
+    brackets = np.frombuffer(content.translate(None, _NO_BRACKETS), np.uint8)
+    opening = (brackets == ord("[")) | (brackets == ord("{"))
+    return int(np.cumsum(np.where(opening, 1, -1)).max(initial=0))
+
+
+def check_version(path: Path, version: object) -> None:
+    """Refuses a file of a format newer than this layerscope knows."""
+    if not isinstance(version, int) or isinstance(version, bool) or version < 1:
+        raise damaged(path, f"its version is {str(version)[:100]!r}")
+    if version > VERSION:
+        raise FormatError(
+            f"{path} has format version {str(version)[:20]}; this layerscope reads up to {VERSION}. "
+            "Update layerscope to open this run."
+        )
+
+
+def whole(value: object, least: int = 0, most: int = MOST_WHOLE) -> int:
+    """A whole number of a JSON file within bounds."""
+    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+        raise ValueError(f"{str(value)[:100]!r} is no whole number from {least} to {most}")
+    return value
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """What run.json says of the run."""
+    path = folder / RUN
+    try:
+        with opened(folder) as directory:
+            content = read_json(directory, RUN, "run")
+        created_s, info = float(content["created_s"]), content.get("info") or {}
+        if not (math.isfinite(created_s) and isinstance(info, dict)):
+            raise ValueError("created_s or info")
+        words = {name: str(content[name]) for name in ("name", "id", "layerscope")}
+        return Manifest(created_s=created_s, info=info, **words)
+    except (FileNotFoundError, NotADirectoryError):
+        raise FormatError(
+            f"{folder} is not a run: it has no {RUN}. Give the folder that a recorder wrote, "
+            "or `layerscope ui` a folder of runs."
+        ) from None
+    except OSError as error:
+        raise unreadable(path, error) from None
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
+        raise damaged(path, f"a key is missing or wrong ({error})") from None
+
+
+def unreadable(path: Path, error: OSError) -> FormatError:
+    """The error for a file that the system does not give."""
+    return FormatError(f"{path} cannot be read: {error.strerror}. Check its permissions.")
+
+
+def read_live(folder: Path, run: str) -> Live:
+    """Which compacted files of a run count; `run` is its id."""
+    path = folder / LIVE
+    try:
+        with opened(folder) as directory:
+            content = read_json(directory, LIVE, "live")
+        if content["run"] != run:
+            raise damaged(path, "it is that of another run")
+        tables = {str(name): _table(path, about) for name, about in content["tables"].items()}
+        if missing := [table for table in TABLES if table not in tables]:
+            raise damaged(path, f"it lacks the tables {', '.join(missing)}")
+        unknown = tuple(name for name in tables if name not in TABLES)
+        return Live(whole(content["generation"]), {table: tables[table] for table in TABLES}, unknown)
+    except FileNotFoundError:
+        raise damaged(path, "it is missing") from None
+    except OSError as error:
+        raise unreadable(path, error) from None
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        raise damaged(path, f"a key is missing or wrong ({str(error)[:200]})") from None
+
+
+def _table(path: Path, about: Mapping[str, Any]) -> TableFiles:
+    parts, replaced, compacted = about["parts"], about["replaced"], about["compacted"]
+    names = [part["file"] for part in parts]
+    if not all(map(is_part_name, names)) or not all(is_part_name(name) or SegmentName.parse(name) for name in replaced):
+        raise damaged(path, "it names files that no part or segment can have")
+    if not all(_SESSION.fullmatch(name) for name in compacted):
+        raise damaged(path, "it names sessions that there cannot be")
+    return TableFiles(
+        tuple(_part(part) for part in parts),
+        {name: _sum(given) for name, given in replaced.items()},
+        {name: whole(number) for name, number in compacted.items()},
+    )
+
+
+def _part(about: Mapping[str, Any]) -> PartEntry:
+    try:
+        chunks = base64.b64decode(about["chunks"], validate=True)
+    except binascii.Error as error:
+        raise ValueError(f"chunks: {error}") from None
+    return PartEntry(about["file"], whole(about["rows"]), whole(about["bytes"]), _sum(about["footer"]), chunks)
+
+
+def _sum(text: object) -> int:
+    if not isinstance(text, str) or not _SUM.fullmatch(text):
+        raise ValueError(f"{str(text)[:100]!r} is no checksum")
+    return int(text, 16)
+
+
+def write_live(folder: Path, run: str, live: Live) -> None:
+    """Replaces live.json."""
+    tables = {
+        table: {
+            "parts": [
+                {
+                    "file": part.file,
+                    "rows": part.rows,
+                    "bytes": part.size,
+                    "footer": f"{part.footer:016x}",
+                    "chunks": base64.b64encode(part.chunks).decode(),
+                }
+                for part in live.of(table).parts
+            ],
+            "replaced": {name: f"{given:016x}" for name, given in live.of(table).replaced.items()},
+            "compacted": dict(live.of(table).compacted),
+        }
+        for table in TABLES
+    }
+    with opened(folder) as directory:
+        write_json(directory, LIVE, "live", {"run": run, "generation": live.generation, "tables": tables})
