@@ -22,8 +22,8 @@ def closed_to_us(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     """Make the folder unreadable, for an administrator too, whom no permission stops."""
     listed = os.scandir
 
-    def refuse(path: Path) -> object:
-        if Path(path) == folder:
+    def refuse(path: Path | int) -> object:
+        if not isinstance(path, int) and Path(path) == folder:
             raise PermissionError(13, "Permission denied", str(path))
         return listed(path)
 
