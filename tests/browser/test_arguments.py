@@ -93,11 +93,11 @@ def test_colours_are_those_of_training_or_of_evaluation_and_tooltips_count_flops
     page = visit.page
     page.goto(f"{address}#run=gated&view=graph&step=4")
     legend = page.get_by_test_id("graph-legend")
-    expect(legend).to_contain_text("output rms, step 4")
+    expect(legend).to_contain_text("output rms @4")
     page.get_by_role("combobox", name="Mode").select_option("eval")
-    expect(legend).to_contain_text("output rms in eval, step 2")
+    expect(legend).to_contain_text("output rms in eval @2")
     page.reload()
-    expect(legend).to_contain_text("output rms in eval, step 2")
+    expect(legend).to_contain_text("output rms in eval @2")
     page.mouse.move(*point(page, "encoder"))
     flops = 2 * 4 * 8 * 16 + 4 * 16
     expect(page.get_by_test_id("graph-tip")).to_contain_text(f"FLOPs{flops:,}")

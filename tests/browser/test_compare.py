@@ -89,7 +89,7 @@ def test_a_double_click_in_the_difference_shows_both_runs(visit: Visit, address:
     expect(page).to_have_url(re.compile("site=embed.*step=[0-9]+"))
     step = re.search("step=([0-9]+)", page.url)
     assert step is not None
-    expect(histograms.get_by_role("figure").filter(has_text=f"step {step[1]}")).to_have_count(2)
+    expect(histograms.get_by_role("figure").filter(has_text=f"@{step[1]}")).to_have_count(2)
     page.go_back()
     page.get_by_role("button", name="Difference").click()
     heat.get_by_role("tree").press("Enter")
@@ -109,7 +109,7 @@ def test_the_same_site_of_two_runs_stands_on_one_axis(visit: Visit, address: str
     )
     histograms = page.get_by_test_id("histograms")
     expect(histograms.get_by_role("img")).to_have_count(2)
-    expect(histograms.get_by_role("figure").filter(has_text="step 12")).to_have_count(2)
+    expect(histograms.get_by_role("figure").filter(has_text="@12")).to_have_count(2)
     expect(histograms.get_by_role("figure").last).to_contain_text("the run has no output of 'head'")
     with page.expect_download() as table:
         histograms.get_by_role("figure").first.get_by_role("button", name="CSV").click()
@@ -142,6 +142,6 @@ def test_histograms_over_time_of_two_runs_share_their_axes(visit: Visit, address
     figures.first.get_by_role("img", name="Histogram of a over the steps").hover(position={"x": 70, "y": 60})
     expect(page.get_by_test_id("bin-tip")).to_be_visible()
     for at in range(2):
-        expect(figures.nth(at)).to_contain_text("step 0")
+        expect(figures.nth(at)).to_contain_text("@0")
     page.get_by_role("button", name="one step").click()
     expect(page.get_by_test_id("histograms").get_by_role("img")).to_have_count(2)

@@ -79,7 +79,7 @@ def test_files_and_their_columns_name_the_tensor(visit: Visit, address: str, cho
     assert f">run {tensor} histogram<" in text
     page.goto(f"{address}#run=run&site=fc&{chosen}&port=output.0&oneStep=1&step=7")
     single = page.get_by_test_id("histograms")
-    expect(single).to_contain_text("step 7")
+    expect(single).to_contain_text("@7")
     file, text = kept(page, single.get_by_role("button", name="CSV"))
     assert file == f"run_{name}_step_7.csv"
     assert (column(text, "tensor"), column(text, "step")) == ({tensor}, {"7"})

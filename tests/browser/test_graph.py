@@ -317,7 +317,7 @@ def test_the_colours_follow_the_step_and_the_tooltip_tells_key_and_value_apart(v
     page.goto(f"{address}&step=2")
     ready(page)
     legend = page.get_by_test_id("graph-legend")
-    expect(legend).to_contain_text("output rms, step 2")
+    expect(legend).to_contain_text("output rms @2")
     expect(legend).to_contain_text("NaN")
     page.mouse.move(*point(page, "embed"))
     tip = page.get_by_test_id("graph-tip")
@@ -326,10 +326,10 @@ def test_the_colours_follow_the_step_and_the_tooltip_tells_key_and_value_apart(v
     before = tip.locator("dd").last.inner_text()
     assert tip.locator("dd").all_inner_texts()[:5] == ["embed", "Linear", "8×16", "8×16", "144"]
     page.keyboard.press("]")
-    expect(legend).to_contain_text("output rms, step 3")
+    expect(legend).to_contain_text("output rms @3")
     expect(tip.locator("dd").last).not_to_have_text(before)
     page.get_by_role("combobox", name="Kind that colours the graph").select_option("output_grad")
-    expect(legend).to_contain_text("output_grad rms, step 3")
+    expect(legend).to_contain_text("output_grad rms @3")
 
 
 def colour_of(page: Page, name: str) -> list[int]:
@@ -355,16 +355,16 @@ def test_an_explosion_is_seen_as_change_of_colour_on_the_scale_of_the_whole_run(
         page.goto(f"{server.address}#run=grows&view=graph&step=0")
         ready(page)
         legend = page.get_by_test_id("graph-legend")
-        expect(legend).to_contain_text("step 0")
-        scale = legend.inner_text().split("step 0")[1]
+        expect(legend).to_contain_text("@0")
+        scale = legend.inner_text().split("@0")[1]
         seen = [colour_of(page, "embed")]
         for step in range(1, 6):
             page.keyboard.press("]")
-            expect(legend).to_contain_text(f"step {step}")
+            expect(legend).to_contain_text(f"@{step}")
             page.wait_for_function(
                 "() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))"
             )
-            assert legend.inner_text().split(f"step {step}")[1] == scale
+            assert legend.inner_text().split(f"@{step}")[1] == scale
             seen.append(colour_of(page, "embed"))
         assert all(sum(after) > sum(before) for before, after in itertools.pairwise(seen))
         legend.get_by_role("button", name="linear").click()

@@ -72,7 +72,7 @@ def test_nan_has_its_own_colour_from_the_step_on_and_a_click_opens_site_and_step
     heat.hover(position={"x": x, "y": y})
     tip = page.get_by_test_id("heatmap-tip")
     expect(tip).to_contain_text("h.1.attn")
-    expect(tip).to_contain_text("step 20 · has NaN")
+    expect(tip).to_contain_text("has NaN @20")
     expect(page.get_by_test_id("crosshair-step")).to_have_text("step 20")
     page.mouse.down()
     page.mouse.up()
@@ -157,7 +157,7 @@ def test_the_keyboard_moves_the_cell_and_opens_it(visit: Visit, address: str) ->
     page.keyboard.press("ArrowDown")
     page.keyboard.press("ArrowDown")
     expect(page).to_have_url(re.compile("site=h.1.attn"))
-    expect(page.get_by_test_id("heatmap-reading")).to_have_text("has NaN · h.1.attn · step 20")
+    expect(page.get_by_test_id("heatmap-reading")).to_have_text("has NaN @20 · h.1.attn")
     page.keyboard.press("Enter")
     expect(page.get_by_test_id("site-title")).to_have_text("h.1.attn")
 

@@ -30,23 +30,23 @@ def test_the_histogram_of_one_step_follows_the_cross_hair(visit: Visit, address:
     page.goto(f"{address}#run=run")
     page.get_by_role("button", name="one step").click()
     single = page.get_by_test_id("histograms")
-    expect(single).to_contain_text("step 11")
+    expect(single).to_contain_text("@11")
     page.get_by_role("slider", name="Step of the cross-hair").press("ArrowLeft")
     page.get_by_role("slider", name="Step of the cross-hair").press("ArrowLeft")
-    expect(single).to_contain_text("step 10")
+    expect(single).to_contain_text("@10")
     expect(single).to_contain_text(f"max {tensor_at(10).max():.4g}")
     kpis = page.get_by_role("img", name=re.compile("^loss over the steps")).first
     kpis.hover(position={"x": 67, "y": 40})
-    expect(single).to_contain_text("step 0")
+    expect(single).to_contain_text("@0")
     page.mouse.move(5, 5)
-    expect(single).to_contain_text("step 10")
+    expect(single).to_contain_text("@10")
     with page.expect_download() as download:
         single.get_by_role("button", name="CSV").click()
     rows = list(csv.DictReader(download.value.path().read_text().splitlines()))
     inside = [x for x in tensor_at(10) if float(rows[0]["from"]) <= x <= float(rows[-1]["to"])]
     assert sum(float(row["elements"]) for row in rows) == pytest.approx(len(inside), abs=3)
     page.reload()
-    expect(single).to_contain_text("step 10")
+    expect(single).to_contain_text("@10")
     page.get_by_role("button", name="over time").click()
     expect(page.get_by_test_id("histogram")).to_have_attribute("data-points", "12")
 

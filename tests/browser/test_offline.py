@@ -84,9 +84,9 @@ def test_a_report_has_charts_heat_map_and_findings_of_the_run(alone: Page, tmp_p
     single = alone.get_by_test_id("histograms")
     expect(single.get_by_role("img")).to_have_attribute("aria-label", re.compile("in float16 all fit"))
     alone.get_by_role("slider", name="Step of the cross-hair").press("ArrowLeft")
-    expect(single).to_contain_text("step 29")
+    expect(single).to_contain_text("@29")
     alone.get_by_role("slider", name="Step of the cross-hair").press("ArrowLeft")
-    expect(single).to_contain_text("step 28")
+    expect(single).to_contain_text("@28")
     alone.get_by_role("button", name="over time").click()
     alone.get_by_test_id("stat").select_option("std")
     for tab, shown_there in (("Heat map", "Heat map"), ("Findings", "Findings")):
@@ -95,6 +95,17 @@ def test_a_report_has_charts_heat_map_and_findings_of_the_run(alone: Page, tmp_p
         expect(alone.get_by_text("not in the file")).to_have_count(0)
     for tab in ("Tensors", "Compare"):
         expect(alone.get_by_role("tab", name=tab)).to_have_count(0)
+
+
+def test_a_report_without_room_says_what_it_left_out_and_how_to_include_it(alone: Page, tmp_path: Path) -> None:
+    write_run(tmp_path / "run", steps=30)
+    target = tmp_path / "run.html"
+    assert main(["report", str(tmp_path / "run"), "-o", str(target), "--size", "0.003"]) == 0
+    alone.goto(target.as_uri())
+    expect(alone.get_by_test_id("stage").get_by_text("Left out of this file")).to_be_visible()
+    expect(alone.get_by_text("1 history was recorded").first).to_be_visible()
+    expect(alone.get_by_text("layerscope report RUN --size 40").first).to_be_visible()
+    expect(alone.get_by_text("No tensor was recorded")).to_have_count(0)
 
 
 def test_a_report_of_a_run_without_steps_says_what_its_page_says(alone: Page, tmp_path: Path) -> None:

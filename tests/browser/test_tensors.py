@@ -144,7 +144,7 @@ def test_the_selection_survives_every_switch_and_is_in_the_address(visit: Visit,
     expect(page.get_by_test_id("statistics")).to_contain_text("gradient of loss_b")
     page.get_by_test_id("step").fill("20")
     page.get_by_test_id("step").press("Enter")
-    expect(page.get_by_text("step 20 · long · iteration 2")).to_be_visible()
+    expect(page.get_by_text("@20 · long · iteration 2")).to_be_visible()
     mean = stat(page, "mean").inner_text()
     before = place(page, "memory")
     page.get_by_test_id("trial").select_option("b")

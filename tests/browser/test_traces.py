@@ -170,7 +170,7 @@ def test_a_trace_leads_to_the_histograms_of_its_step_and_module(visit: Visit, ad
     page = visit.page
     page.goto(f"{address}#run=watched&view=traces&trace=000001&step=0")
     expect(page.get_by_test_id("crosshair-step")).to_have_text("step 0")  # as the address says
-    page.get_by_role("button", name="step 2", exact=True).click()
+    page.get_by_role("button", name="@2", exact=True).click()
     expect(page.get_by_test_id("crosshair-step")).to_have_text("step 2")
     search(page, "linear_2")
     page.get_by_role("button", name="its histograms over the training").click()
@@ -181,10 +181,11 @@ def test_a_trace_leads_to_the_histograms_of_its_step_and_module(visit: Visit, ad
 
 def test_the_cross_hair_stands_at_the_step_of_a_trace_that_nobody_chose(visit: Visit, address: str) -> None:
     page = visit.page
-    for said in ("", "&step=3"):  # none of that step
+    for said, stands in (("", "2"), ("&step=3", "3")):  # step 3 has no trace: the last one before it is shown
         page.goto(f"{address}#run=watched&view=traces{said}")
-        expect(page.get_by_test_id("crosshair-step")).to_have_text("step 2")
-        expect(page.get_by_role("slider", name="Step of the cross-hair")).to_have_value("2")
+        expect(page.get_by_test_id("crosshair-step")).to_have_text(f"step {stands}")
+        expect(page.get_by_role("slider", name="Step of the cross-hair")).to_have_value(stands)
+        expect(page.get_by_role("button", name="@2", exact=True)).to_be_visible()
         page.goto("about:blank")
 
 

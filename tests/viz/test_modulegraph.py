@@ -180,29 +180,50 @@ def test_numbers_of_a_step_come_by_part_with_the_scale_of_all_steps() -> None:
         "gone": [1e9] * 2,
     }
     found = matrix("output", rows)
-    first, second = (graph.numbers(found, step) for step in (5, 6))
-    assert by_site(graph, first) == {"embed": 1.0, "head": 3.0, "blocks.0": 2.0}
+    first, second = (graph.numbers([found], step) for step in (5, 6))
+    assert by_site(graph, first) == {"embed": 1.0, "head": 3.0, "blocks.0": 2.0, "blocks.1": 5.0}
+    assert first.steps.tolist() == [5, 5, 5, 6]
     assert by_site(graph, second) == pytest.approx(
         {"embed": 2.0, "head": 400.0, "blocks.0": np.nan, "blocks.1": 5.0}, nan_ok=True
     )
     assert (first.step, first.scale.low, first.scale.high) == (5, 1.0, 400.0)
     assert second.scale == first.scale
-    assert graph.numbers(matrix("output", {"embed": [8.0]}), 5).scale.high == 8.0
+    assert graph.numbers([matrix("output", {"embed": [8.0]})], 5).scale.high == 8.0
 
 
-def test_numbers_are_of_a_step_at_which_most_parts_were_recorded() -> None:
+def test_each_part_shows_its_last_recorded_step_at_or_before_the_one_asked_for() -> None:
     graph = ModuleGraph(blocks_graph())
-    often = [1.0, -1, 3.0, 4.0]
-    found = matrix(
-        "output", {"embed": [1.0, -1, -1, -1], "head": [1.0, 2.0, 3.0, 4.0], "blocks.0": often, "blocks.1": often}
+    found = matrix("output", {"embed": [1.0, -1, -1, -1], "head": [1.0, 2.0, -1, 4.0], "blocks.0": [-1, 2.0, 3.0, -1]})
+
+    def shown(step: int | None, every: int = 1) -> tuple[int, dict[str, int]]:
+        numbers = graph.numbers([found], step, every)
+        return numbers.step, dict(zip(numbers.sites, numbers.steps.tolist(), strict=True))
+
+    assert shown(0) == shown(5) == (5, {"embed": 5, "head": 5, "blocks.0": 6})
+    assert shown(6) == (6, {"embed": 5, "head": 6, "blocks.0": 6})
+    assert shown(7) == (7, {"embed": 5, "head": 6, "blocks.0": 7})
+    assert shown(99) == shown(None) == (8, {"embed": 5, "head": 8, "blocks.0": 7})
+    assert shown(7, every=3) == (
+        6,
+        {"embed": 5, "head": 6, "blocks.0": 6},
+    )  # steps 5, 6: the first of 3 to 5 and 6 to 8
+
+
+def test_an_attached_tensor_has_the_number_of_its_own_kind() -> None:
+    graph = ModuleGraph(blocks_graph())
+    output, tensor = (
+        matrix("output", {"embed": [1.0, 2.0]}),
+        matrix("tensor", {"head": [30.0, 40.0], "embed": [9.0, 9.0]}),
     )
-    assert [graph.numbers(found, step).step for step in (0, 5, 6, 7, 99)] == [5, 5, 5, 7, 8]
+    numbers = graph.numbers([output, tensor], 6)
+    assert by_site(graph, numbers) == {"embed": 2.0, "head": 40.0}
+    assert (numbers.kind, numbers.scale.low, numbers.scale.high) == ("output", 1.0, 40.0)
 
 
 def test_numbers_of_parameters_belong_to_the_module_and_its_weight_comes_first() -> None:
     graph = ModuleGraph(blocks_graph())
     found = matrix("weight", {"head.bias": [9.0], "head.weight": [2.0], "blocks.0.norm.bias": [3.0]})
-    numbers = graph.numbers(found, 5)
+    numbers = graph.numbers([found], 5)
     assert by_site(graph, numbers) == {"head": 2.0, "blocks.0.norm": 3.0}
     assert numbers.scale.high == 3.0
 

@@ -23,12 +23,11 @@ export function histogramOf(scope: Scope, series: SeriesEntry, bins: number, wid
   ];
 }
 
-/** The histogram of a series at the step of the cross-hair, or at the last one. */
+/** The histogram of a series at the cross-hair. */
 export function stepHistogramOf(scope: Scope, series: SeriesEntry, bins: number): Asked {
   const { axis } = scope.selection;
   const [address, identity] = ofSeries(scope, series, "step-histogram");
-  const step = scope.step === null ? "" : `&step=${Math.round(scope.step)}`;
-  return [`${address}&axis=${axis}&height=${bins}${formatOf(scope)}${step}`, `${identity}/${axis}`];
+  return [`${address}&axis=${axis}&height=${bins}${formatOf(scope)}${stepOf(scope)}`, `${identity}/${axis}`];
 }
 
 function ofSeries({ selection }: Scope, { series, rank }: SeriesEntry, route: string): Asked {
@@ -47,6 +46,11 @@ export function screenOf(scope: Scope, width = scope.width): string {
   if (first !== null) parts.push(`first=${Math.round(first)}`);
   if (last !== null) parts.push(`last=${Math.round(last)}`);
   return parts.join("&");
+}
+
+/** The step to show, where that is not the last one of all, and of how many steps one counts. */
+export function stepOf({ asked, selection }: Scope): string {
+  return `${asked === null ? "" : `&step=${asked}`}${selection.every > 1 ? `&every=${selection.every}` : ""}`;
 }
 
 /** Weight of the running mean. */

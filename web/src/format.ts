@@ -90,6 +90,11 @@ export function count(x: number | null | undefined): string {
   return Math.round(x).toLocaleString("en-US").replace("-", MINUS);
 }
 
+/** Of which steps a number is, as the whole page says it: `@55`, or `@50–55` of several in one. */
+export function stepsText(first: number, last = first): string {
+  return `@${count(first)}${last > first ? `–${count(last)}` : ""}`;
+}
+
 /** A share as percentage; something is never shown as nothing. */
 export function share(part: number, whole: number): string {
   if (!(whole > 0)) return "–";

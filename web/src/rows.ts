@@ -43,6 +43,15 @@ export function heatRows(
   return rows;
 }
 
+/** The column of a row's last value at or before a column, else of its first one; the column itself where it has none. */
+export function valueColumn(view: HeatMapView, row: number, at: number): number {
+  const columns = view.last_steps.length;
+  const has = (column: number) => view.cells[row * columns + column] !== Number.NEGATIVE_INFINITY;
+  for (let column = at; column >= 0; column--) if (has(column)) return column;
+  for (let column = at + 1; column < columns; column++) if (has(column)) return column;
+  return at;
+}
+
 /** Keys of the groups that are closed to show the tree down to a depth. */
 export function closedBelow(view: HeatMapView, depth: number): string[] {
   const keys: string[] = [];

@@ -180,12 +180,23 @@ export class Scope {
   /** The step of the cross-hair: under the pointer, else pinned. */
   readonly step = $derived(this.hover ?? this.selection.step);
 
+  /** The last step of the runs that are in sight. */
+  readonly #latest = $derived.by(() => {
+    const { view, run, runs, beside } = this.selection;
+    const several = view === "compare" || view === "tensors" ? [run, beside, ...runs] : [run];
+    const ends = this.runs.value?.runs.filter(({ name }) => several.includes(name)) ?? [];
+    return Math.max(...ends.map(({ last_step }) => last_step ?? Number.NEGATIVE_INFINITY));
+  });
+
   /** The step that numbers are of: that of the cross-hair, else the last one in sight, or of a view with its own steps. */
   readonly now = $derived(
     this.steps?.[Math.max(lastUntil(this.steps, this.step ?? Number.MAX_SAFE_INTEGER), 0)] ??
       this.step ??
-      Math.min(this.entry?.last_step ?? this.span.max, Math.floor(this.span.max)),
+      Math.min(Number.isFinite(this.#latest) ? this.#latest : this.span.max, Math.floor(this.span.max)),
   );
+
+  /** The same for requests; null as long as it is the last step of all, which a saved page holds. */
+  readonly asked = $derived(this.step ?? (this.selection.last === null ? null : this.now));
 
   /** The step that a line crosses all plots at: a view with its own steps always shows one of them. */
   readonly crossed = $derived(this.steps === null ? this.step : this.now);

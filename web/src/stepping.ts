@@ -1,34 +1,49 @@
 /** Where the cross-hair can stand: recorded steps, those of a view with its own, and those of traces. */
 
-import { nearest } from "./charts/scale";
+import { type Columns, lastUntil, nearest } from "./charts/scale";
 import type { Scope } from "./scope.svelte";
 
-/** The step to stand at that is nearest to a place on the axis. */
-export function snapped(scope: Scope, step: number): number | null {
+/** What each plot reads, by its element. */
+const READ = new WeakMap<Element, readonly Columns[]>();
+
+/** Let the pointer find the steps that a plot reads. */
+export function reads(plot: Element, columns: readonly Columns[]) {
+  READ.set(plot, columns);
+  return { update: (now: readonly Columns[]) => READ.set(plot, now) };
+}
+
+/** The step to stand at that is nearest to a place on the axis, of those that the plot under the pointer reads. */
+export function snapped(scope: Scope, step: number, plot: Element | null = null): number | null {
   const { kpi, span, width } = scope;
   if (scope.steps !== null) return scope.steps[nearest(scope.steps, step)] ?? null;
   const steps = recordedIn(scope);
+  const own = (plot && READ.get(plot)) ?? [];
   const dense =
     kpi !== null && (steps === undefined || kpi.last_steps.length > 2 * steps.length)
       ? kpi.last_steps
       : steps;
-  if (dense === undefined) return null;
+  const among = own.length > 0 ? own.map(({ last_steps }) => last_steps).reduce(together) : dense;
+  if (among === undefined) return null;
   const traced = tracedIn(scope);
   const near = traced[nearest(traced, step)];
   // Columns are no wider than a pixel: the pointer could not hit a step between the ends of two.
   if (near !== undefined && Math.abs(near - step) * width <= span.max - span.min) return near;
-  const all = together(dense, traced);
-  return all[nearest(all, step)] ?? null;
+  const all = together(among, traced);
+  const found = all[nearest(all, step)] ?? null;
+  // A plot reads one step left of what is in sight: the cross-hair stays in sight.
+  return found !== null && found < span.min ? Math.ceil(Math.max(step, span.min)) : found;
 }
 
 /** Pin the cross-hair to the neighbouring step. */
 export function walk(scope: Scope, by: number): void {
-  const recorded = scope.steps ?? recordedIn(scope);
+  const recorded = scope.steps ?? recordedIn(scope)?.filter((step) => step >= scope.span.min);
   const steps = recorded && together(recorded, tracedIn(scope));
   if (steps === undefined || steps.length === 0) return;
   // Without a cross-hair the first key sets it to the last step, which a view with steps of its own shows already.
   const unset = steps.length - 1 - (scope.steps === null ? by : 0);
-  const from = scope.step === null ? unset : nearest(steps, scope.step);
+  const at = lastUntil(steps, scope.step ?? 0);
+  // From between two steps, the first key leads to one of the two.
+  const from = scope.step === null ? unset : by < 0 && steps[at] !== scope.step ? at + 1 : at;
   const to = Math.min(Math.max(from + by, 0), steps.length - 1);
   scope.hover = null;
   scope.select({ step: steps[to] ?? null });
@@ -47,6 +62,6 @@ function tracedIn({ selection, listed, span }: Scope): Float64Array {
   return Float64Array.from(steps).sort();
 }
 
-function together(steps: Float64Array, traced: Float64Array): Float64Array {
-  return traced.length === 0 ? steps : Float64Array.from(new Set([...steps, ...traced])).sort();
+function together(steps: Float64Array, more: Float64Array): Float64Array {
+  return more.length === 0 ? steps : Float64Array.from(new Set([...steps, ...more])).sort();
 }

@@ -641,7 +641,7 @@ export interface NestedGraph {
   readonly groups: readonly GroupOrder[];
 }
 
-/** A statistic at one step, one number for each part that has it, and the scale of the whole run for its colours. */
+/** A statistic of each part that has it at its last recorded step at or before one, and the scale of the whole run. */
 export interface PartNumbers {
   readonly kind: string;
   readonly stat: string;
@@ -649,6 +649,9 @@ export interface PartNumbers {
   readonly context: string;
   readonly step: number;
   readonly parts: Float64Array;
+  readonly steps: Float64Array;
+  readonly sites: readonly string[];
+  readonly ports: readonly string[];
   readonly values: Float64Array;
   readonly scale: ColourScale;
 }

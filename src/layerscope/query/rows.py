@@ -46,6 +46,16 @@ def first_of_each(steps: Ints, every: int) -> Ints:
     return np.flatnonzero(steps == np.repeat(steps[first], np.diff(np.append(first, len(steps)))))
 
 
+def at_or_before(steps: Ints, step: int | None) -> int:
+    """The row of the last step at or before `step`, else the first row; the last row for None, -1 without rows.
+
+    >>> [at_or_before(np.array([5, 10, 15]), step) for step in (3, 5, 14, 99, None)]
+    [0, 0, 1, 2, 2]
+    """
+    row = len(steps) - 1 if step is None else int(np.searchsorted(steps, step, side="right")) - 1
+    return min(max(row, 0), len(steps) - 1)
+
+
 def are(table: pa.Table, column: str, text: str) -> Flags:
     """Which rows have the text in a column."""
     return np.asarray(pc.equal(table.column(column), text).to_numpy(), np.bool_)

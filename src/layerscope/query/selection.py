@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from layerscope.query.rows import at_or_before
 from layerscope.records import Dependencies, Ints
 
 if TYPE_CHECKING:
@@ -80,10 +81,8 @@ def found(named: Named, run: str, wish: Wish) -> Found | None:
         told.append(f"no step of type {wish.type}")
     table = named.steps(type_ or None).arrow()
     steps: Ints = table.column("step").to_numpy()
-    at = _nearest(steps, wish.step)
+    at = at_or_before(steps, wish.step)
     step = int(steps[at])
-    if wish.step is not None and wish.step != step:
-        told.append(f"step {wish.step} not recorded")
     row = table.slice(at, 1).to_pylist()[0]
     iterations = tuple(i for i in range(row["iterations"] + 1) if named.graph(step, i) is not None)
     iteration = _iteration(wish.iteration, iterations, told)
@@ -111,11 +110,6 @@ def found(named: Named, run: str, wish: Wish) -> Found | None:
         reason=row["reason"],
         exists=bool(roles),
     )
-
-
-def _nearest(steps: Ints, wish: int | None) -> int:
-    """The place of a step, or of the last one before it."""
-    return len(steps) - 1 if wish is None else max(int(np.searchsorted(steps, wish, "right")) - 1, 0)
 
 
 def _iteration(wish: int | None, there: tuple[int, ...], told: list[str]) -> int:

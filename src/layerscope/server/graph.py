@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 from starlette.exceptions import HTTPException
@@ -15,7 +16,7 @@ from layerscope.query import rows
 from layerscope.query.matrix import Question
 from layerscope.query.run import Run
 from layerscope.records import Kind, Mode
-from layerscope.server.asked import FARTHEST_STEP, chosen, integer
+from layerscope.server.asked import chosen, every_of, step_of
 from layerscope.server.catalogue import Opened
 from layerscope.server.heatmap import Matrices
 from layerscope.store.format import GRAPH
@@ -58,14 +59,22 @@ class _Graphs:
         return GroupOrders(tuple(graph.group(index) for index in wanted if graph.has_group(index)))
 
     def numbers(self, opened: Opened, name: str, request: Request) -> PartNumbers:
-        """A statistic of one kind at one step: one number for each part that has it."""
+        """A statistic of one kind at one step: one number for each part that has it.
+
+        An attached tensor has neither outputs nor their gradients, but values and gradients of its own.
+        """
         question = _question(opened.run, request)
-        found = self._matrices.of(opened.run, question)
-        if not len(found.steps):
+        of_tensors = {Kind.OUTPUT.value: Kind.TENSOR.value, Kind.OUTPUT_GRAD.value: Kind.TENSOR_GRAD.value}
+        own = of_tensors.get(question.kind)
+        has_own = own is not None and rows.are(opened.run.reader.series(), "kind", own).any()
+        kinds = [question.kind, own] if own is not None and has_own else [question.kind]
+        found = [self._matrices.of(opened.run, replace(question, kind=kind)) for kind in kinds]
+        if not len(found[0].steps):
             raise HTTPException(
                 404, f"The run has no {question.stat!r} of {question.kind!r}. Choose what was recorded."
             )
-        return self._graph(opened.run, name).numbers(found, integer(request, "step", FARTHEST_STEP, -FARTHEST_STEP))
+        numbers = self._graph(opened.run, name).numbers(found, step_of(request), every_of(request))
+        return numbers if "tensors" in request.query_params else replace(numbers, sites=(), ports=())
 
     def _graph(self, run: Run, name: str) -> ModuleGraph:
         path = run.path / GRAPH

@@ -88,7 +88,7 @@ def _gathered(content: _Content, folder: Path, start: str, most_bytes: int, *, h
     for kind, mode, context in _settings(everything["series"]):
         for stat in stats:
             query = {"kind": kind, "stat": stat, "mode": mode, "context": context}
-            content.add(f"{address}/graph-numbers", query, most_bytes)
+            content.add(f"{address}/graph-numbers", {**query, "tensors": 1}, most_bytes)
             content.add(f"{address}/heatmap", {**query, "rank": 0, **SCREEN}, most_bytes)
     traces = content.plain(f"{address}/traces")["traces"]
     room = most_bytes if not traces else content.used + round(FOR_SERIES * (most_bytes - content.used))

@@ -129,9 +129,9 @@ def histogram(opened: Opened, name: str, request: Request) -> HistogramView:
 
 
 def step_histogram(opened: Opened, name: str, request: Request) -> HistogramsView:
-    """The histogram of one series at one step."""
+    """The histogram of one series at the last recorded step at or before the one asked for."""
     which = series_of(request)
-    held = [Held(name, opened.history(*which))]
+    held = [Held(name, history_of(opened, request))]
     bins, format_ = screen_of(request).height, format_of(request, opened.dtype(*which))
     return histograms_view(held, step_of(request), axis_of(request), bins, format_)
 

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from layerscope.records import Floats, Ints
+from layerscope.query.rows import at_or_before
+from layerscope.records import Floats
 from layerscope.stats import buckets
 from layerscope.viz.axis import AxisKind, magnitudes, value_axis
 from layerscope.viz.histogram import HistogramView, binned, histogram_view, shaded
@@ -99,8 +100,11 @@ class Held:
 def histograms_view(
     held: Sequence[Held], step: int | None, axis: AxisKind, bins: int, format_: str = NO_FORMAT
 ) -> HistogramsView:
-    """The histograms at a step, or at the last; a run that has none of that step shows the one before it."""
-    rows = [None if one.history is None else row_at(one.history.steps, step) for one in held]
+    """The histograms at the last recorded step at or before a step, of each run its own; without a step at the last."""
+    rows = [
+        None if one.history is None or not len(one.history.steps) else at_or_before(one.history.steps, step)
+        for one in held
+    ]
     parts = [_row(one, row) for one, row in zip(held, rows, strict=True)]
     parts = [magnitudes(part) for part in parts] if axis is AxisKind.LOG else parts
     together = _together(parts)
@@ -125,13 +129,6 @@ def over_time_view(held: Sequence[Held], axis: AxisKind, screen: Screen, format_
     most = max((view.most for view in views if view is not None), default=1.0)
     alike = [None if view is None else shaded(view, most) for view in views]
     return OverTimeView(tuple(RunOverTime(one.run, view, one.lacking) for one, view in zip(held, alike, strict=True)))
-
-
-def row_at(steps: Ints, step: int | None) -> int | None:
-    """The row of a step, of the last one before it, or the first; None where there is none."""
-    if len(steps) == 0:
-        return None
-    return len(steps) - 1 if step is None else max(int(np.searchsorted(steps, step, side="right")) - 1, 0)
 
 
 _NOTHING = buckets.BitRows(

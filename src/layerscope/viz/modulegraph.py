@@ -11,7 +11,8 @@ import numpy as np
 
 from layerscope.query.callorder import NO_TENSOR, CallOrder
 from layerscope.query.callparts import MODEL, CallParts, Part, PartRole
-from layerscope.query.matrix import INF, MISSING, NAN, VALUE, Matrix
+from layerscope.query.matrix import INF, MISSING, NAN, VALUE, Cells, Matrix
+from layerscope.query.rows import at_or_before, first_of_each
 from layerscope.records import CallNode, Floats, Graph, Ints, Kind
 from layerscope.viz.heatmap import ColourScale, colour_scale
 from layerscope.viz.lettering import text_width
@@ -76,11 +77,14 @@ class ModuleGraph:
             _ports(call.outputs if call else (), outputs),
         )
 
-    def numbers(self, matrix: Matrix, step: int) -> PartNumbers:
-        """A statistic at one step; the scale of its colours is found once for all steps."""
-        if self._colouring is None or self._colouring.of() is not matrix.values:
-            self._colouring = Colouring(self.parts, matrix)
-        return self._colouring.numbers(matrix, step)
+    def numbers(self, matrices: Sequence[Matrix], step: int | None, every: int = 1) -> PartNumbers:
+        """A statistic at one step, of the kind of the first matrix; others hold that of parts without this kind.
+
+        The scale of the colours is found once for all steps.
+        """
+        if self._colouring is None or not self._colouring.is_of(matrices):
+            self._colouring = Colouring(self.parts, matrices)
+        return self._colouring.numbers(matrices, step, every)
 
     def has_group(self, index: int) -> bool:
         """Whether the number is that of a part with children."""
@@ -238,49 +242,103 @@ def _shown(text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class PartNumbers:
-    """A statistic at one step, one number for each part that has it, and the scale of the whole run for its colours.
+    """A statistic of each part that has it at its last recorded step at or before one, and the scale of the whole run.
 
-    NaN says that the tensor has elements that are NaN, Inf that it has infinite ones and none that is NaN.
+    A part that was recorded only later shows its first step. NaN says that the tensor has elements that are NaN, Inf
+    that it has infinite ones and none that is NaN.
     """
 
     kind: str
     stat: str
     mode: str
     context: str  # "" for none
-    step: int  # the last one recorded at or before the step asked for
+    step: int  # the last one at which any part was recorded, at or before the step asked for
     parts: Ints
+    steps: Ints  # of the parts
+    sites: tuple[str, ...]  # of the tensors that colour them, where that is asked for
+    ports: tuple[str, ...]
     values: Floats
     scale: ColourScale  # of all steps
 
 
 class Colouring:
-    """Which tensors of a matrix colour which parts of a graph, and their scale over all steps.
+    """Which tensors of some matrices colour which parts of a graph, and their scale over all steps.
 
-    The first port of a site counts. Parameters belong to every call of the module that has them; `weight` comes first.
+    A part takes the first matrix that has it, and of a site the first port. Parameters belong to every call of the
+    module that has them; `weight` comes first.
     """
 
-    def __init__(self, parts: CallParts, matrix: Matrix) -> None:
-        owned = Kind(matrix.question.kind) in OF_PARAMETERS
-        sites = [(site, column) for column, (site, _) in enumerate(matrix.tensors)]
-        column_of: dict[str, int] = {}
-        for site, column in sorted(sites, key=lambda entry: owned and entry[0].rpartition(".")[2] != "weight"):
-            column_of.setdefault((site.rpartition(".")[0] or MODEL) if owned else site, column)
-        keys = (part.path if owned and part.role is not PartRole.TENSOR else part.site for part in parts.parts)
-        found = [(index, column_of[key]) for index, key in enumerate(keys) if key in column_of]
-        self._parts, self._columns = np.array(found, np.int64).reshape(-1, 2).T
-        shown = np.unique(self._columns)
-        states = matrix.states[:, shown]
-        self._scale = colour_scale(matrix.values[:, shown][states == VALUE])
-        recorded = np.count_nonzero(states, axis=1)
-        self._rows = np.flatnonzero(2 * recorded >= recorded.max(initial=0))  # not a step of a few tensors only
-        self.of = weakref.ref(matrix.values)
+    def __init__(self, parts: CallParts, matrices: Sequence[Matrix]) -> None:
+        self._columns: list[dict[int, int]] = []  # of each matrix, by part
+        for matrix in matrices:
+            taken = {part for columns in self._columns for part in columns}
+            self._columns.append({part: at for part, at in _columns(parts, matrix).items() if part not in taken})
+        self._scale = colour_scale(np.concatenate([_values(*each) for each in self._each(matrices)]))
+        self._of = [weakref.ref(matrix.values) for matrix in matrices]
 
-    def numbers(self, matrix: Matrix, step: int) -> PartNumbers:
-        """The numbers of the last step recorded up to the one asked for, else of the first one; there must be one."""
-        row = self._rows[max(0, int(np.searchsorted(matrix.steps[self._rows], step, "right")) - 1)]
-        states = matrix.states[row, self._columns]
-        values = np.select([states == NAN, states == INF], [np.nan, np.inf], matrix.values[row, self._columns])
-        kept = states != MISSING
-        asked = matrix.question
-        found = self._parts[kept], values[kept], self._scale
-        return PartNumbers(asked.kind, asked.stat, asked.mode, asked.context, int(matrix.steps[row]), *found)
+    def is_of(self, matrices: Sequence[Matrix]) -> bool:
+        """Whether it was made of these matrices."""
+        return len(self._of) == len(matrices) and all(
+            known() is matrix.values for known, matrix in zip(self._of, matrices, strict=True)
+        )
+
+    def numbers(self, matrices: Sequence[Matrix], step: int | None, every: int) -> PartNumbers:
+        """The numbers at a step, the last one for None; one step of each `every` counts. There must be a step."""
+        found = [
+            (part, int(matrix.steps[row]), *matrix.tensors[column], _number(matrix, row, column))
+            for matrix, columns in self._each(matrices)
+            for part, column, row in _recorded(matrix, columns, step, every)
+        ]
+        parts, steps, sites, ports, values = zip(*found, strict=True) if found else ((),) * 5
+        asked, known = matrices[0].question, np.unique(np.array(steps or matrices[0].steps, np.int64))
+        return PartNumbers(
+            kind=asked.kind,
+            stat=asked.stat,
+            mode=asked.mode,
+            context=asked.context,
+            step=int(known[at_or_before(known, step)]),
+            parts=np.array(parts, np.int64),
+            steps=np.array(steps, np.int64),
+            sites=sites,
+            ports=ports,
+            values=np.array(values, np.float64),
+            scale=self._scale,
+        )
+
+    def _each(self, matrices: Sequence[Matrix]) -> Iterator[tuple[Matrix, dict[int, int]]]:
+        return zip(matrices, self._columns, strict=True)
+
+
+def _columns(parts: CallParts, matrix: Matrix) -> dict[int, int]:
+    """The column of each part that was recorded at any step."""
+    owned = Kind(matrix.question.kind) in OF_PARAMETERS
+    recorded = matrix.states.any(axis=0)
+    sites = [(site, column) for column, (site, _) in enumerate(matrix.tensors) if recorded[column]]
+    column_of: dict[str, int] = {}
+    for site, column in sorted(sites, key=lambda entry: owned and entry[0].rpartition(".")[2] != "weight"):
+        column_of.setdefault((site.rpartition(".")[0] or MODEL) if owned else site, column)
+    keys = (part.path if owned and part.role is not PartRole.TENSOR else part.site for part in parts.parts)
+    return {index: column_of[key] for index, key in enumerate(keys) if key in column_of}
+
+
+def _values(matrix: Matrix, columns: dict[int, int]) -> Cells:
+    """Every value of some columns."""
+    shown = np.unique(np.array(list(columns.values()), np.int64))
+    return np.asarray(matrix.values[:, shown][matrix.states[:, shown] == VALUE])
+
+
+def _recorded(matrix: Matrix, columns: dict[int, int], step: int | None, every: int) -> Iterator[tuple[int, int, int]]:
+    """Part, column and row of the last step at or before one at which each part was recorded, else of its first."""
+    kept = first_of_each(matrix.steps, every)
+    at, waiting = at_or_before(matrix.steps[kept], step), columns
+    for row in (*kept[at::-1].tolist(), *kept[at + 1 :].tolist()):
+        there = matrix.states[row] != MISSING
+        yield from ((part, column, row) for part, column in waiting.items() if there[column])
+        waiting = {part: column for part, column in waiting.items() if not there[column]}
+        if not waiting:
+            return
+
+
+def _number(matrix: Matrix, row: int, column: int) -> float:
+    state = matrix.states[row, column]
+    return np.nan if state == NAN else np.inf if state == INF else float(matrix.values[row, column])

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from layerscope.query.rows import at_or_before
 from layerscope.records import Floats, Ints
 
 JOINED_GAPS = 2.0  # columns further apart than this many usual gaps do not touch: nothing was recorded between them
@@ -21,10 +22,15 @@ class Screen:
     last: int | None = None
 
     def shows(self, steps: Ints) -> slice:
-        """The rows that are shown, of rows in ascending order of steps."""
+        """The rows that are shown, of rows in ascending order of steps; none where no step is in sight.
+
+        The last one before the first step in sight is among them: a cross-hair between the two reads it.
+        """
         start = 0 if self.first is None else int(np.searchsorted(steps, self.first))
         stop = len(steps) if self.last is None else int(np.searchsorted(steps, self.last, side="right"))
-        return slice(start, max(start, stop))
+        if start >= stop or self.first is None:
+            return slice(start, max(start, stop))
+        return slice(at_or_before(steps, self.first), stop)
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,16 +56,23 @@ export function lastUntil(firstSteps: Float64Array, step: number): number {
 }
 
 /** The columns of a view: the steps that each one holds. */
-interface Columns {
+export interface Columns {
   readonly first_steps: Float64Array;
   readonly last_steps: Float64Array;
 }
 
-/** Index of the column that a step lies in, else of the nearest one; of the last one without a step; −1 if there is none. */
-export function columnWith({ first_steps, last_steps }: Columns, step: number | null): number {
-  if (step === null) return last_steps.length - 1;
-  const at = lastUntil(first_steps, step);
-  return at >= 0 && step <= (last_steps[at] ?? 0) ? at : nearest(last_steps, step);
+/**
+ * What every part of the page shows of a cross-hair: the column with the last recorded step at or before it, the first
+ * column before that; −1 if there is none. The server answers `step=` by the same rule (`rows.at_or_before`).
+ */
+export function columnAt({ first_steps }: Columns, step: number): number {
+  return Math.min(Math.max(lastUntil(first_steps, step), 0), first_steps.length - 1);
+}
+
+/** Where a plot has its line of the cross-hair: in the column that it reads. */
+export function lineAt(columns: Columns, step: number): number {
+  const at = columnAt(columns, step);
+  return Math.min(Math.max(step, columns.first_steps[at] ?? step), columns.last_steps[at] ?? step);
 }
 
 /** Round steps to label, about one per 70 pixels. */

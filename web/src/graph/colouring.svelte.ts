@@ -1,18 +1,22 @@
 /** Which number colours each part of the module graph, and how. */
 
+import { stepOf } from "../asking";
 import { palette } from "../charts/colours";
 import { shadingOf } from "../charts/matrix";
 import { distinctKinds } from "../format";
+import { isClosed } from "../offline";
 import { Resource } from "../resource.svelte";
 import type { Scope } from "../scope.svelte";
 import { contextAmong, contextsOf } from "../selection";
-import type { PartNumbers } from "../wire.gen";
-import { coloured, MISSING } from "./tint";
+import type { HeatMapView, PartNumbers } from "../wire.gen";
+import { coloured, MISSING, numbersAt } from "./tint";
 
 export const NO_COLOURS = "none";
 
 export class Colouring {
-  readonly numbers = new Resource<PartNumbers>(500);
+  readonly #answer = new Resource<PartNumbers>(500);
+  /** A file holds the numbers of the last step: those of others are in its heat map. */
+  readonly #heat = new Resource<HeatMapView>();
   readonly #scope: Scope;
   readonly #theme: () => "dark" | "light";
 
@@ -48,38 +52,51 @@ export class Colouring {
 
   readonly missing = $derived.by(() => MISSING[this.#theme()]);
 
+  readonly numbers = $derived.by(() => {
+    const [numbers, heat] = [this.#answer.value, this.#heat.value];
+    return numbers === null || heat === null ? numbers : numbersAt(numbers, heat, this.#scope.now);
+  });
+
+  get problem(): string | null {
+    return this.#answer.problem;
+  }
+
   /** Of all steps: a part that changes with the steps changes its colour. */
   readonly shading = $derived.by(() => {
-    const scale = this.numbers.value?.scale;
+    const scale = this.numbers?.scale;
     return scale === undefined ? null : shadingOf(scale, !this.#scope.selection.heatLinear, false);
   });
 
   readonly fillOf = $derived.by(() =>
-    this.numbers.value === null || this.by === NO_COLOURS
+    this.numbers === null || this.by === NO_COLOURS
       ? null
-      : coloured(this.numbers.value, this.shading, palette(this.#theme())),
+      : coloured(this.numbers, this.shading, palette(this.#theme())),
   );
 
   readonly numberOf = $derived.by(() => {
-    const numbers = this.numbers.value;
+    const { numbers } = this;
     return new Map(Array.from(numbers?.parts ?? [], (part, at) => [part, numbers?.values[at] ?? Number.NaN]));
   });
 
+  readonly stepOf = $derived.by(() => {
+    const { numbers } = this;
+    return new Map(Array.from(numbers?.parts ?? [], (part, at) => [part, numbers?.steps[at] ?? 0]));
+  });
+
   #load(): void {
-    const { step, news, selection } = this.#scope;
+    const { news, selection } = this.#scope;
     const { run, stat } = selection;
     const { mode, context } = this;
     void news;
     if (run === null || !this.kinds.includes(this.by)) {
-      this.numbers.load(null, "");
+      this.#answer.load(null, "");
       return;
     }
-    const asked = [`kind=${this.by}`, `stat=${encodeURIComponent(stat)}`, `mode=${mode}`];
-    asked.push(`context=${encodeURIComponent(context)}`);
-    if (step !== null) asked.push(`step=${Math.round(step)}`);
-    this.numbers.load(
-      `api/run/${encodeURIComponent(run)}/graph-numbers?${asked.join("&")}`,
-      `${run} ${this.by} ${stat} ${mode} ${context}`,
-    );
+    const address = `api/run/${encodeURIComponent(run)}`;
+    const asked = `kind=${this.by}&stat=${encodeURIComponent(stat)}&mode=${mode}&context=${encodeURIComponent(context)}`;
+    const identity = `${run} ${this.by} ${stat} ${mode} ${context}`;
+    const more = isClosed ? "&tensors=1" : stepOf(this.#scope);
+    this.#answer.load(`${address}/graph-numbers?${asked}${more}`, identity);
+    if (isClosed) this.#heat.load(`${address}/heatmap?${asked}&rank=0`, identity);
   }
 }

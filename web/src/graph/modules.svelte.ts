@@ -2,7 +2,7 @@
 
 import { untrack } from "svelte";
 import { type Cell, nodeTable } from "../charts/keep";
-import { factsIn, held } from "../format";
+import { factsIn, held, stepsText } from "../format";
 import { ask, Resource } from "../resource.svelte";
 import type { Scope } from "../scope.svelte";
 import { keysIn, keysText } from "../selection";
@@ -179,10 +179,15 @@ export class ModuleGraph {
   }
 
   table(): readonly (readonly Cell[])[] {
-    const { kind, stat } = this.colouring.numbers.value ?? { kind: "", stat: "" };
+    const { kind, stat, step } = this.colouring.numbers ?? { kind: "", stat: "", step: 0 };
     return this.scene === null
       ? []
-      : nodeTable(this.scene.graph, this.scene.keys, `${kind} ${stat}`, this.colouring.numberOf);
+      : nodeTable(
+          this.scene.graph,
+          this.scene.keys,
+          `${kind} ${stat} ${stepsText(step)}`,
+          this.colouring.numberOf,
+        );
   }
 
   /** Rows of the tooltip. */
@@ -196,9 +201,12 @@ export class ModuleGraph {
     const times = scene.graph.times[part] ?? 1;
     if (scene.graph.sites[part] === "") rows.unshift(["parts", scene.graph.names[part] ?? ""]);
     if (times > 1) rows.push(["repeats", `${times} times, built alike`]);
-    const [number, numbers] = [this.colouring.numberOf.get(part), this.colouring.numbers.value];
+    const { numberOf, stepOf, numbers } = this.colouring;
+    const number = numberOf.get(part);
+    // An attached tensor has no output: it shows its own value, or the gradient of that.
+    const kind = numbers?.kind.replace("output", scene.graph.roles[part] === "tensor" ? "tensor" : "output");
     if (number !== undefined && numbers !== null)
-      rows.push([`${numbers.kind} ${numbers.stat}`, held(number)]);
+      rows.push([`${kind} ${numbers.stat}`, `${held(number)} ${stepsText(stepOf.get(part) ?? 0)}`]);
     for (const [each, titles] of this.#alarms)
       if (scene.shownFor(each) === part) for (const title of titles) rows.push(["finding", title]);
     return rows;

@@ -55,8 +55,8 @@ export class Tensors {
 
   /** The selection for requests; what is not wished for is left out. */
   readonly query = $derived.by(() => {
-    const { type, step, iteration, node, role, sample, loss } = this.scope.selection;
-    const wishes = { type, step, iteration, node, role, sample, loss };
+    const { type, iteration, node, role, sample, loss } = this.scope.selection;
+    const wishes = { type, step: this.scope.step, iteration, node, role, sample, loss };
     return Object.entries(wishes)
       .filter(([, wish]) => wish !== null)
       .map(([name, wish]) => `&${name}=${encodeURIComponent(String(wish))}`)

@@ -2,6 +2,7 @@
 
 import { untrack } from "svelte";
 import { type Cell, nodeTable } from "../charts/keep";
+import { lastUntil } from "../charts/scale";
 import { NOTHING } from "../graph/order";
 import type { Scene } from "../graph/scene";
 import { isClosed, isFile } from "../offline";
@@ -59,13 +60,16 @@ export class Tracing {
     this.scope.listed.find((entry) => entry.name === this.scope.selection.trace),
   );
 
-  /** The chosen trace, unless the cross-hair is at the step of another one; else the newest. */
+  /** The newest trace of the last step at or before the cross-hair that has any, unless another one of it is chosen. */
   readonly entry = $derived.by(() => {
     const { listed, selection } = this.scope;
     const chosen = this.#chosenTrace;
-    if (chosen?.step === selection.step) return chosen;
-    const there = listed.filter(({ step }) => step !== null && step === selection.step);
-    return there.at(-1) ?? chosen ?? listed.at(-1) ?? null;
+    const steps = Float64Array.from(listed.flatMap(({ step }) => step ?? [])).sort();
+    const at = selection.step === null ? undefined : steps[Math.max(lastUntil(steps, selection.step), 0)];
+    // One of no step stays until the cross-hair is at the step of another one.
+    const stays = at === undefined || chosen?.step === at || (chosen?.step === null && at !== selection.step);
+    if (chosen !== undefined && stays) return chosen;
+    return listed.filter(({ step }) => step === at).at(-1) ?? listed.at(-1) ?? null;
   });
 
   readonly #graph = $derived.by(() =>
@@ -206,7 +210,7 @@ export class Tracing {
     const key = `${run}/${entry.name}`;
     const isKnown = this.#pinned === key;
     this.#pinned = key;
-    const at = entry.step === null ? {} : { step: entry.step };
+    const at = entry.step === null || step !== null ? {} : { step: entry.step };
     if (trace !== entry.name)
       this.scope.select({ trace: entry.name, ...at, ...(this.#isLikeChosen(entry) ? {} : UNTOUCHED) }, false);
     else if (step === null && !isKnown) this.scope.select(at);
