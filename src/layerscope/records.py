@@ -44,6 +44,13 @@ class Kind(str, Enum):
     TENSOR_GRAD = "tensor_grad"
 
 
+#: Statistics that only tensors of some kinds have; those of the user's own may be of any.
+KINDS_WITH = {
+    UPDATE_RATIO: (Kind.UPDATE.value,),
+    **dict.fromkeys((*BATCH_STATISTICS, SINGULAR_MAX), (Kind.TENSOR.value, Kind.TENSOR_GRAD.value)),
+}
+
+
 class Mode(str, Enum):
     """Whether the module was training or evaluating."""
 

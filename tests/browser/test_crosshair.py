@@ -53,7 +53,7 @@ def train(folder: Path, seed: int) -> None:
             optimizer.step()
             run.step(loss=loss)
             if step in (50, 65):
-                ls.trace(model, x).save(run.path, step=step)
+                ls.trace(model, x).save(folder, step=step)
 
 
 @pytest.fixture(scope="module")

@@ -183,6 +183,22 @@ def test_the_ratio_of_an_update_is_that_of_the_norms(tmp_path: Path) -> None:
     assert found == pytest.approx(expected, rel=1e-5)
 
 
+def test_an_update_of_weights_that_are_all_zero_has_no_ratio(tmp_path: Path) -> None:
+    model = nn.Linear(6, 3)
+    nn.init.zeros_(model.bias)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    with ls.watch(model, optimizer, to=tmp_path / "run", every=1, kinds=["update"]) as run:
+        for _ in range(3):
+            optimizer.zero_grad()
+            model(torch.randn(4, 6)).square().mean().backward()
+            optimizer.step()
+            run.step()
+    table = ls.open(tmp_path / "run").stats(kind="update", stat="ratio")
+    found = dict(zip(zip(table["site"], table["step"], strict=True), table["ratio"], strict=True))
+    assert found.keys() == {("weight", 0), ("weight", 1), ("weight", 2), ("bias", 1), ("bias", 2)}
+    assert all(0 < ratio < math.inf for ratio in found.values())
+
+
 class Attending(nn.Module):
     """Names its scores, which are kept for the test to look at."""
 

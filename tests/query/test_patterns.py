@@ -21,6 +21,7 @@ class Scaled(nn.Linear):
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> ls.Run:
+    torch.manual_seed(0)  # else a ReLU may give zeros alone, which have no exponents
     model = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), Scaled(3, 3), nn.ReLU())
     folder = tmp_path_factory.mktemp("patterns") / "run"
     with ls.watch(model, to=folder, every=1) as recorder:

@@ -11,7 +11,7 @@ from torch import nn
 import layerscope as ls
 from layerscope.cli.main import main
 from layerscope.errors import SelectError
-from layerscope.server import app
+from layerscope.server import app, wire
 from layerscope.server import report as module
 from layerscope.server.answers import Answers
 from layerscope.server.report import report
@@ -39,9 +39,12 @@ def run(tmp_path: Path) -> Path:
     return folder
 
 
+def held(html: str) -> dict[str, bytes]:
+    return unpacked(html.split('id="layerscope-answers"')[1].split(">", 1)[1].split("<", 1)[0])
+
+
 def paths(html: str) -> list[str]:
-    text = html.split('id="layerscope-answers"')[1].split(">", 1)[1].split("<", 1)[0]
-    return list(unpacked(text))
+    return list(held(html))
 
 
 def test_a_small_run_is_held_as_a_whole(run: Path) -> None:
@@ -65,6 +68,12 @@ def test_only_histories_that_are_held_are_offered(run: Path) -> None:
     assert source.ask("api/run/first/sites", {})
     source.close()
     assert "0 of 1 histories" in report(run, most_bytes=0).holds
+
+
+def test_a_report_counts_the_histories_that_it_left_out(run: Path) -> None:
+    for most_bytes, left_out in ((0, 1), (12_000_000, 0)):
+        answers = held(report(run, most_bytes=most_bytes).html)
+        assert wire.decode(answers["api/run/first/sites"])["left_out"] == left_out
 
 
 def test_a_folder_of_runs_is_refused_with_the_name_of_one(run: Path) -> None:

@@ -111,6 +111,13 @@ def test_a_tensor_without_a_gradient_says_so(client: TestClient) -> None:
     assert "no gradient" in panel(client, "node=target&loss=loss_a")["lacking"]
 
 
+def test_of_a_tensor_without_a_batch_no_sample_is_shown(client: TestClient) -> None:
+    for node, sample in (("memory", 1), ("pre", None), ("loss", None)):  # a parameter, and a single number
+        found = panel(client, f"node={node}&step=30&iteration=2&sample=1")
+        assert (found["node"], found["sample"], found["told"]) == (node, sample, [])
+        assert "sample" not in found["lacking"]
+
+
 def test_a_parameter_shows_statistics_and_leads_to_its_charts(client: TestClient) -> None:
     found = panel(client, "node=pre&role=0.bias")
     assert found["roles"] == ["0.weight", "0.bias"]

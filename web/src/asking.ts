@@ -7,7 +7,7 @@ export type Asked = readonly [address: string, identity: string];
 
 /** One statistic of a series over the steps. */
 export function scalarOf(scope: Scope, series: SeriesEntry, width = scope.width): Asked {
-  const { stat } = scope.selection;
+  const stat = scope.statOf(series.kind);
   const [address, identity] = ofSeries(scope, series, "scalar");
   const which = `${screenOf(scope, width)}&stat=${encodeURIComponent(stat)}${smoothOf(scope)}`;
   return [`${address}&${which}`, `${identity}/${stat}`];

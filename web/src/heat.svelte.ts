@@ -44,7 +44,7 @@ export function heatChoice(scope: Scope): HeatChoice {
   const contexts = $derived(contextsOf(series.filter((entry) => entry.kind === kind && entry.mode === mode)));
   const context = $derived(contextAmong(contexts, scope.selection.context));
   const query = $derived(
-    `kind=${kind}&mode=${mode}&context=${encodeURIComponent(context)}&rank=${scope.selection.rank}&stat=${encodeURIComponent(scope.selection.stat)}`,
+    `kind=${kind}&mode=${mode}&context=${encodeURIComponent(context)}&rank=${scope.selection.rank}&stat=${encodeURIComponent(scope.statOf(kind))}`,
   );
   return {
     scope,

@@ -219,6 +219,18 @@ export class Scope {
     else history.replaceState(null, "", hash);
   }
 
+  /** The statistics that tensors of a kind have. */
+  statsOf(kind: string): readonly string[] {
+    const { stats = [], limited = [] } = this.sites.value ?? {};
+    return stats.filter((stat) => limited.find((each) => each.stat === stat)?.kinds.includes(kind) ?? true);
+  }
+
+  /** The selected statistic, or where tensors of a kind do not have it, the usual one. */
+  statOf(kind: string): string {
+    const [{ stat }, stats] = [this.selection, this.statsOf(kind)];
+    return stats.length === 0 || stats.includes(stat) ? stat : "rms";
+  }
+
   selectRun(name: string): void {
     // Trials are compared at the same step.
     const anew = this.selection.view === "tensors" ? {} : { step: null, first: null, last: null };

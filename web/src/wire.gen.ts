@@ -98,6 +98,12 @@ export interface SeriesEntry {
   readonly shape: readonly number[];
 }
 
+/** A statistic that only tensors of some kinds have. */
+export interface LimitedStatistic {
+  readonly stat: string;
+  readonly kinds: readonly string[];
+}
+
 /** Everything that can be shown of a run: its series, in the order of first appearance, and the statistics. */
 export interface SiteList {
   readonly run: string;
@@ -105,6 +111,8 @@ export interface SiteList {
   readonly series: readonly SeriesEntry[];
   readonly traces: number;
   readonly formats: readonly string[];
+  readonly limited: readonly LimitedStatistic[];
+  readonly left_out: number;
 }
 
 /** A note, a warning or a loss of rows at a step. */

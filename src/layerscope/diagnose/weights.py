@@ -172,7 +172,7 @@ def zero_gradients(recording: Recording) -> Iterator[Finding]:
 def update_ratio(recording: Recording) -> Iterator[Finding]:
     """Updates so large that weights cannot settle, or so small that they do not get anywhere."""
     found = recording.own(Kind.UPDATE, UPDATE_RATIO)
-    # Biases begin at 0: their first updates are infinitely large, and right.
+    # Biases begin near 0: their first updates are large against them, and right.
     found = found.where(len(place.shape) > 1 for place in found.places)
     ratios = found.moments[UPDATE_RATIO]
     if not ratios.size:

@@ -114,6 +114,10 @@ class Named:
         """The kept values of a tensor at one step, None if none were kept."""
         return self._values.at(self._numbers(name, role, iteration, loss), step)
 
+    def has_samples(self, step: int, name: str, role: str = "", iteration: int = 1, loss: str | None = None) -> bool:
+        """Whether a tensor has a batch, as far as is known: a parameter has none, nor has a loss."""
+        return not self._lacks_batch(self._numbers(name, role, iteration, loss), step)
+
     def samples(
         self, steps: Ints, name: str, role: str = "", iteration: int = 1, loss: str | None = None
     ) -> tuple[dict[int, KeptValues], Sampled]:

@@ -68,6 +68,7 @@ class Found:
     batch: int  # samples of the step, 0 if that is not known
     reason: str  # why the step was kept
     exists: bool  # whether the node is in the graph
+    has_samples: bool  # whether the tensor has a batch: a parameter has none
 
 
 def found(named: Named, run: str, wish: Wish) -> Found | None:
@@ -94,11 +95,12 @@ def found(named: Named, run: str, wish: Wish) -> Found | None:
     role = wish.role if wish.role in roles else next(iter(roles), wish.role or "")
     if roles and wish.role and role != wish.role:
         told.append(f"{node} has no {wish.role}")
-    samples, losses = tuple(row["samples"] or ()), tuple(row["losses"] or ())
+    losses = tuple(row["losses"] or ())
+    loss = wish.loss if wish.loss in losses else next(iter(losses), None) if wish.loss is not None else None
+    samples = tuple(row["samples"] or ())
     sample = wish.sample if wish.sample in samples else None
     if wish.sample is not None and sample is None:
         told.append(f"sample {wish.sample} not kept at this step")
-    loss = wish.loss if wish.loss in losses else next(iter(losses), None) if wish.loss is not None else None
     if wish.loss is not None and loss != wish.loss:
         told.append(f"no gradient of {wish.loss or 'a loss'} at this step")
     return Found(
@@ -109,6 +111,7 @@ def found(named: Named, run: str, wish: Wish) -> Found | None:
         batch=row["batch"],
         reason=row["reason"],
         exists=bool(roles),
+        has_samples=not roles or named.has_samples(step, node, role, iteration, loss),
     )
 
 

@@ -50,6 +50,14 @@ class SeriesEntry:
 
 
 @dataclass(frozen=True, slots=True)
+class LimitedStatistic:
+    """A statistic that only tensors of some kinds have."""
+
+    stat: str
+    kinds: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class SiteList:
     """Everything that can be shown of a run: its series, in the order of first appearance, and the statistics."""
 
@@ -58,6 +66,8 @@ class SiteList:
     series: tuple[SeriesEntry, ...]
     traces: int  # saved in it
     formats: tuple[str, ...]  # whose limits can be shown
+    limited: tuple[LimitedStatistic, ...] = ()  # every kind has the other statistics
+    left_out: int = 0  # series that a saved report has no room for
 
 
 @dataclass(frozen=True, slots=True)

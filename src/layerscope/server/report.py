@@ -11,6 +11,7 @@ from typing import Any
 from layerscope.diagnose.check import check
 from layerscope.errors import LayerscopeError, SelectError
 from layerscope.query.discover import find_runs
+from layerscope.records import KINDS_WITH
 from layerscope.server import wire
 from layerscope.server.answers import Answers
 from layerscope.server.app import STATIC
@@ -86,7 +87,7 @@ def _gathered(content: _Content, folder: Path, start: str, most_bytes: int, *, h
     run = content.source.catalogue.open(content.source.catalogue.title).run
     stats = [name for name in everything["stats"] if name in (*STATS, *run.own_statistics)]
     for kind, mode, context in _settings(everything["series"]):
-        for stat in stats:
+        for stat in _of_kind(stats, kind):
             query = {"kind": kind, "stat": stat, "mode": mode, "context": context}
             content.add(f"{address}/graph-numbers", {**query, "tensors": 1}, most_bytes)
             content.add(f"{address}/heatmap", {**query, "rank": 0, **SCREEN}, most_bytes)
@@ -100,7 +101,8 @@ def _gathered(content: _Content, folder: Path, start: str, most_bytes: int, *, h
     shown = {(series["series"], series["rank"]) for series in kept}
     listed = [series for series in everything["series"] if (series["series"], series["rank"]) in shown]
     # Who is hosted can ask for the rest, and must know of it.
-    sites = everything if hosted else {**everything, "series": listed, "stats": stats}
+    left_out = len(everything["series"]) - len(listed)
+    sites = everything if hosted else {**everything, "series": listed, "stats": stats, "left_out": left_out}
     content.answers[key_of(f"{address}/sites", {})] = wire.encode(sites)
     told = [f"{len(kept)} of {len(everything['series'])} histories"] if everything["series"] else []
     told += [_add_trace(content, address, trace, most_bytes) for trace in reversed(traces)]
@@ -131,7 +133,14 @@ def _add_series(content: _Content, address: str, series: dict[str, Any], stats: 
         return False
     for axis in AXES[1:]:
         content.add(f"{address}/histogram", {**which, "axis": axis}, room)
-    return all(content.add(f"{address}/scalar", {**which, "stat": stat}, room) for stat in stats)
+    return all(
+        content.add(f"{address}/scalar", {**which, "stat": stat}, room) for stat in _of_kind(stats, series["kind"])
+    )
+
+
+def _of_kind(stats: list[str], kind: str) -> list[str]:
+    """The statistics that tensors of a kind have."""
+    return [stat for stat in stats if kind in KINDS_WITH.get(stat, (kind,))]
 
 
 def _add_trace(content: _Content, address: str, trace: dict[str, Any], room: int) -> str:

@@ -12,13 +12,13 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from layerscope.query.run import History
-from layerscope.records import Ints
+from layerscope.records import KINDS_WITH, Ints
 from layerscope.server import findings, graph, heatmap, lean, training, wire
 from layerscope.server.asked import axis_of, chosen, every_of, format_of, integer, screen_of, share, step_of
 from layerscope.server.catalogue import Catalogue, Opened, kpi_curves, step_range
 from layerscope.server.compare import Comparing
 from layerscope.server.customview import OwnView
-from layerscope.server.messages import EventEntry, RunList, SeriesEntry, SiteList, Timeline
+from layerscope.server.messages import EventEntry, LimitedStatistic, RunList, SeriesEntry, SiteList, Timeline
 from layerscope.server.tensors import Tensors
 from layerscope.server.traces import Traces
 from layerscope.store.passes import pass_folders
@@ -91,7 +91,8 @@ def sites(opened: Opened, name: str, request: Request | None = None) -> bytes:
     kept = opened.sites
     if kept is None or kept[0] is not series or kept[1] != about:
         columns = series.select(SeriesEntry.__slots__).to_pydict()
-        of_sites = SiteList(*about[:2], tuple(map(SeriesEntry, *columns.values())), about[2], FORMATS)
+        limited = tuple(LimitedStatistic(*one) for one in KINDS_WITH.items() if one[0] in about[1])
+        of_sites = SiteList(*about[:2], tuple(map(SeriesEntry, *columns.values())), about[2], FORMATS, limited)
         kept = opened.sites = (series, about, wire.encode(of_sites))
     return kept[2]
 

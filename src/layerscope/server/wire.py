@@ -43,6 +43,7 @@ RECORDS: tuple[type, ...] = (
     messages.RunEntry,
     messages.RunList,
     messages.SeriesEntry,
+    messages.LimitedStatistic,
     messages.SiteList,
     messages.EventEntry,
     messages.Timeline,

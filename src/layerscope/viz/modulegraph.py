@@ -13,7 +13,7 @@ from layerscope.query.callorder import NO_TENSOR, CallOrder
 from layerscope.query.callparts import MODEL, CallParts, Part, PartRole
 from layerscope.query.matrix import INF, MISSING, NAN, VALUE, Cells, Matrix
 from layerscope.query.rows import at_or_before, first_of_each
-from layerscope.records import CallNode, Floats, Graph, Ints, Kind
+from layerscope.records import CallNode, Flags, Floats, Graph, Ints, Kind
 from layerscope.viz.heatmap import ColourScale, colour_scale
 from layerscope.viz.lettering import text_width
 from layerscope.viz.nestedgraph import GroupOrder, NestedGraph, group_order
@@ -312,7 +312,7 @@ class Colouring:
 def _columns(parts: CallParts, matrix: Matrix) -> dict[int, int]:
     """The column of each part that was recorded at any step."""
     owned = Kind(matrix.question.kind) in OF_PARAMETERS
-    recorded = matrix.states.any(axis=0)
+    recorded: Flags = np.asarray(matrix.states.any(axis=0))
     sites = [(site, column) for column, (site, _) in enumerate(matrix.tensors) if recorded[column]]
     column_of: dict[str, int] = {}
     for site, column in sorted(sites, key=lambda entry: owned and entry[0].rpartition(".")[2] != "weight"):
@@ -332,7 +332,7 @@ def _recorded(matrix: Matrix, columns: dict[int, int], step: int | None, every: 
     kept = first_of_each(matrix.steps, every)
     at, waiting = at_or_before(matrix.steps[kept], step), columns
     for row in (*kept[at::-1].tolist(), *kept[at + 1 :].tolist()):
-        there = matrix.states[row] != MISSING
+        there: Flags = np.asarray(matrix.states[row] != MISSING)
         yield from ((part, column, row) for part, column in waiting.items() if there[column])
         waiting = {part: column for part, column in waiting.items() if not there[column]}
         if not waiting:

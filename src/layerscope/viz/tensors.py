@@ -52,7 +52,7 @@ class TensorPanel:
     iteration: int
     node: str
     role: str
-    sample: int | None
+    sample: int | None  # None also where one is chosen, but the tensor has no batch
     loss: str | None
     batch: int
     reason: str  # why the step was kept
@@ -109,7 +109,7 @@ def tensor_panel(named: Named, found: Found, places: Places, form: str, at: Sequ
         iteration=chosen.iteration,
         node=chosen.node,
         role=chosen.role,
-        sample=chosen.sample,
+        sample=chosen.sample if found.has_samples else None,
         loss=chosen.loss,
         batch=found.batch,
         reason=found.reason,
@@ -204,7 +204,7 @@ def _lacking(named: Named, found: Found, *, has_stats: bool, has_values: bool) -
         return "Nothing was recorded of it here."
     if has_values:
         return ""
-    if chosen.sample is not None:
+    if chosen.sample is not None and found.has_samples:
         return "The values of this sample were not kept."
     if any(node.name == chosen.node and node.part is Part.PARAMETER for node in found.graph.nodes):
         return "Of parameters statistics are kept, and their histogram: see the charts."

@@ -85,8 +85,9 @@ export class Colouring {
 
   #load(): void {
     const { news, selection } = this.#scope;
-    const { run, stat } = selection;
+    const { run } = selection;
     const { mode, context } = this;
+    const stat = this.#scope.statOf(this.by);
     void news;
     if (run === null || !this.kinds.includes(this.by)) {
       this.#answer.load(null, "");

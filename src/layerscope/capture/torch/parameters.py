@@ -188,14 +188,17 @@ def _places(names: Iterable[str], kind: Kind, reading: Reading = Reading.OPTIMIZ
 
 
 def _update(parameter: Tensor, before: Tensor) -> tuple[Tensor, float | None]:
-    """What was added to a parameter, written over what it was before, and how large that is against it."""
+    """What was added to a parameter, written over what it was before, and how large that is against it.
+
+    Against weights that are all 0, as biases often are at first, there is no ratio.
+    """
     if is_wrapper(before):
         return before, None
     size = _norm(before)
     with torch.no_grad():
         update = torch.sub(parameter.detach(), before, out=before)
     change = _norm(update)
-    return update, change / size if size else math.inf if change else 0.0
+    return update, change / size if size else None
 
 
 def _form(tensor: Tensor) -> tuple[torch.Size, torch.dtype, torch.device]:
