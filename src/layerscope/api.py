@@ -6,6 +6,7 @@ import importlib.util
 import os
 import time
 import warnings
+import weakref
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from layerscope.capture.cadence import Every
     from layerscope.capture.keeping import KeepIf
     from layerscope.capture.named import Depth
-    from layerscope.capture.recorder import Recorder, When
+    from layerscope.capture.recorder import Opened, Recorder, When
     from layerscope.capture.torch.intake import Extent, OwnStatistics
     from layerscope.capture.torch.targets import Choices, Selection
     from layerscope.passes import EditWhile, Save
@@ -65,19 +66,21 @@ def watch(  # noqa: PLR0913  the one verb that takes everything about a recordin
     Several models are watched together by their names: `watch({"generator": g, "discriminator": d}, [opt_g, opt_d])`.
     Without a model, only what the loop itself names with `record()` is recorded. `every` may be a dict, from types of
     steps (`begin(type=…)`; globs) to numbers or schedules. `depth` is how much is kept of named tensors. `ring` is how
-    many ended steps stay in memory, so that `keep()` may decide late. `enabled=False`: one that does nothing.
+    many ended steps stay in memory, so that `keep()` may decide late. With `enabled=False` nothing is recorded and no
+    folder is made until `run.enabled = True`.
     """
-    if not enabled or os.environ.get("LAYERSCOPE_DISABLED", "") not in ("", "0"):
-        from layerscope.capture.recorder import DisabledRecorder
+    from layerscope.capture.recorder import disabled
 
-        return DisabledRecorder(int(resume) if resume is not True else 0)
+    if os.environ.get("LAYERSCOPE_DISABLED", "") not in ("", "0"):
+        return disabled(int(resume) if resume is not True else 0)
     _need_torch("watch()")
     from layerscope.capture.budget import Budget
     from layerscope.capture.keeping import Keeping
     from layerscope.capture.named import Depth
-    from layerscope.capture.recorder import When
+    from layerscope.capture.recorder import Recorder, When
     from layerscope.capture.torch.intake import Extent
     from layerscope.capture.torch.targets import choose
+    from layerscope.capture.torch.watching import progress
 
     selection = choose(model, optimizer, kinds, sites, exclude)
     how_deep = depth if isinstance(depth, Depth) else Depth(depth)
@@ -85,27 +88,35 @@ def watch(  # noqa: PLR0913  the one verb that takes everything about a recordin
         raise StateError("resume needs `to`: the folder of the run that goes on.")
     folder = Path(to) if to is not None else PROJECT / _new_name(model)
     when = When(every, Budget(budget), Keeping(keep_if), ring, how_deep)
-    return _recorder(selection, when, Extent(sample, statistics), folder, resume=resume)
+    extent = Extent(sample, statistics)
+
+    def open(recorder: weakref.ref[Recorder]) -> Opened:
+        return _opened(recorder, selection, when, extent, (folder, resume))
+
+    return Recorder(open, when, progress, 0 if resume is True else int(resume), enabled=enabled)
 
 
-def _recorder(selection: Selection, when: When, extent: Extent, folder: Path, *, resume: bool | int) -> Recorder:
-    """A recorder into the folder; whatever goes wrong, no thread and no lock is left behind."""
-    from layerscope.capture.torch.watching import record
+def _opened(
+    recorder: weakref.ref[Recorder], selection: Selection, when: When, extent: Extent, where: tuple[Path, bool | int]
+) -> Opened:
+    """The run's folder, opened; whatever goes wrong, no thread and no lock is left behind."""
+    from layerscope.capture.recorder import Opened
+    from layerscope.capture.torch.watching import keeper, listener
     from layerscope.store.folder import create
     from layerscope.store.writer import FolderSink
 
+    folder, resume = where
     sink = FolderSink(create(folder, resume=resume is not False))
     path = sink.run.path
     try:
         first_step = 0 if resume is False else _next_step(path) if resume is True else resume
-        recorder = record(selection, when, sink, first_step, extent)
+        listening = listener(selection, when, sink, extent, recorder)
     except BaseException:
         sink.close()
         raise
-    recorder.path = path
     if path.name != folder.name:
-        warnings.warn(f"{folder} is taken: this run is recorded to {path}.", LayerscopeWarning, stacklevel=3)
-    return recorder
+        warnings.warn(f"{folder} is taken: this run is recorded to {path}.", LayerscopeWarning, stacklevel=7)
+    return Opened(sink, listening, first_step, path, keeper(selection))
 
 
 _Named = TypeVar("_Named")

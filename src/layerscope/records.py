@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, NamedTuple, Protocol
@@ -283,6 +283,14 @@ class Sink(Protocol):
 
     def put(self, *records: Record) -> None:
         """Take over records; their arrays must not be written again."""
+        ...
+
+    def when_program_ends(self, close: Callable[[], Callable[[], None] | None]) -> None:
+        """Give a weak reference to what closes the recorder, to be called if the program ends before `close`."""
+        ...
+
+    def call_soon(self, close: Callable[[], None]) -> None:
+        """Have what closes the recorder called on another thread. Waits for no lock: finalizers call this."""
         ...
 
     def close(self) -> None:

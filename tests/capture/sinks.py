@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -48,6 +49,12 @@ class ListSink:
     def put(self, *records: Record) -> None:
         for record in records:
             self.records += each(record) if isinstance(record, Values) else [record]
+
+    def when_program_ends(self, close: Callable[[], Callable[[], None] | None]) -> None:
+        pass
+
+    def call_soon(self, close: Callable[[], None]) -> None:
+        close()
 
     def close(self) -> None:
         self.closed = True

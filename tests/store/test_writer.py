@@ -240,7 +240,7 @@ for step in range(1000):
     assert done.returncode == 0, done.stderr
     reader = Reader(tmp_path / "run")
     assert reader.kpis().num_rows == 1000
-    assert reader.status() == "stopped"
+    assert reader.status() == "finished"
 
 
 def test_drops_before_and_after_a_failed_write_are_counted_together() -> None:

@@ -64,6 +64,7 @@ class InLoop:
     _balance: Balance
     _ring: Ring
     _step: int
+    _enabled: bool
 
     def begin(self, type: str = STEP_TYPE) -> None:
         """Begin a step of a type; each type has its own distance between recorded steps."""
@@ -145,6 +146,8 @@ class InLoop:
         self._must_be_open("keep()")
         if type is not None:
             _check_type(type)
+        if not self._enabled:
+            return
         if self._now is None:
             if self._discarded == self._step:
                 raise StateError(f"keep() came after discard() in step {self._step}: call one of them, not both.")

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 import time
 import warnings
-from collections.abc import Iterable
-from contextlib import AbstractContextManager, nullcontext
+import weakref
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, SupportsFloat
+from typing import TYPE_CHECKING, NoReturn, Protocol, SupportsFloat
 
 from layerscope.capture.budget import Budget
 from layerscope.capture.cadence import Cadence, Every
@@ -16,6 +18,7 @@ from layerscope.capture.collector import Taken
 from layerscope.capture.dependencies import Book
 from layerscope.capture.inloop import EndedStep, InLoop, Ring
 from layerscope.capture.keeping import Balance, Keeping
+from layerscope.capture.lifetime import call_in_forked_children, keep_with, let_go, may_hold_locks
 from layerscope.capture.named import Depth, NamedStep, Node, Reader
 from layerscope.errors import LayerscopeWarning, StateError
 from layerscope.records import STEP_TYPE, Cost, Event, Kpi, Sink
@@ -25,6 +28,11 @@ if TYPE_CHECKING:
 
 
 COLUMNS = ("step", "time_s", "type")  # of every table of KPIs
+_ENDED = "Recording ended."
+_NO_STEP = (
+    "The recorder was closed before its first step ended. Step {} holds everything that was read until then: call "
+    "step() once per optimizer step."
+)
 
 
 class NamedListener(Reader, Protocol):
@@ -53,6 +61,10 @@ class Listener(Protocol):
 
     def detach(self) -> None:
         """Take every hook away."""
+        ...
+
+    def abandon(self) -> None:
+        """Take every hook away and nothing else: in a forked child, where a lock may be held for ever."""
         ...
 
     def discard(self) -> None:
@@ -91,23 +103,50 @@ class When:
     depth: Depth = field(default_factory=Depth)
 
 
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """What a recorder writes to and listens with."""
+
+    sink: Sink
+    listener: Listener
+    first_step: int = 0
+    path: Path | None = None
+    model: object = None  # keeps the recorder alive
+
+
+Open = Callable[["weakref.ref[Recorder]"], Opened]
+Progress = Callable[[], int]  # gives another number once something was computed that could have been recorded
+
+
 class Recorder(InLoop):
     """Records a training: call `step()` once per optimizer step, and `close()` it, or use it in a `with` block.
 
     A step the schedule does not want has no hooks in place and costs nothing, unless `keep_if` may want it in the end.
+
+    Until the first `step()` the model keeps the recorder alive; from then on only the caller of `step()` does. A
+    recorder that nothing keeps alive closes itself. It does not keep the model alive. A copy of it records nothing.
     """
 
-    def __init__(self, sink: Sink, listener: Listener, when: When, first_step: int = 0) -> None:
-        self.path: Path | None = None  # the run's folder, where there is one
-        self._sink = sink
-        self._listener = listener
+    _path: Path | None = None
+    _sink: Sink
+    _listener: Listener
+    _book: Book
+    _is_open = False  # whether there is a sink to write to
+    _closed = False
+    _kept_by: weakref.ref[object] | None = None  # the model, until the first step ends
+
+    def __init__(
+        self, open: Open | None, when: When, progress: Progress, first_step: int = 0, *, enabled: bool = True
+    ) -> None:
+        self._open = open  # None: nothing is ever recorded
+        self._progress = progress
+        self._enabled = False
         self._cadence = Cadence(when.every)
         self._budget = when.budget
         self._keeping = when.keeping
         self._depth = when.depth
         self._ring = Ring(when.ring)
         self._balance = Balance()
-        self._book = Book(sink)
         self._first_step = self._step = first_step
         self._names: set[str] = set()  # of KPIs
         self._spelling: dict[str, str] = {}  # of KPIs, by their names in lower case
@@ -115,10 +154,59 @@ class Recorder(InLoop):
         self._contexts: set[str] = set()
         self._listening = False
         self._wanted = False  # whether the step in progress is recorded, however it goes
-        self._closed = False
-        self._writer_s = sink.cpu_s
+        self._listening_s = 0.0
         self._began_s = time.perf_counter()
-        self._listen()
+        self._at_begin = progress()  # of the step
+        self.enabled = enabled
+
+    def _start(self, open: Open) -> None:
+        """Open the run's folder, and let the model keep this recorder alive."""
+        opened = open(weakref.ref(self))
+        self._sink, self._listener, self._path = opened.sink, opened.listener, opened.path
+        self._book = Book(self._sink)
+        self._writer_s = self._sink.cpu_s
+        counted, self._first_step = self._step - self._first_step, opened.first_step
+        self._step = self._first_step + counted
+        self._is_open = True
+        self._sink.when_program_ends(weakref.WeakMethod(self._end_with_program))
+        call_in_forked_children(self._abandon)
+        if opened.model is not None:
+            self._kept_by = keep_with(opened.model, self)
+
+    @property
+    def enabled(self) -> bool:
+        """Whether steps are recorded; set it to pause and to resume, at any time.
+
+        False takes the hooks away at once and drops the step in progress; from then on steps are counted, and nothing
+        is recorded. True records the step in progress if nothing of it was computed yet, and otherwise the next ones.
+        """
+        return self._enabled
+
+    @enabled.setter
+    def enabled(self, on: bool) -> None:
+        if not isinstance(on, bool):
+            raise StateError(f"enabled={on!r} is neither True nor False.")
+        if on is self._enabled or self._open is None:
+            return
+        self._must_be_open("enabled")
+        if not self._is_open:
+            self._start(self._open)
+        self._enabled = on
+        if not on:
+            self._stop_listening()
+            self._ring.forget_before(self._step)
+        elif self._at_begin == self._progress():
+            self._began_s = time.perf_counter()
+            try:
+                self._listen()
+            except BaseException:
+                self.close()
+                raise
+
+    @property
+    def path(self) -> Path | None:
+        """The run's folder, where there is one."""
+        return self._path
 
     @property
     def overhead(self) -> float:
@@ -133,6 +221,13 @@ class Recorder(InLoop):
     def step(self, **kpis: SupportsFloat) -> None:
         """End the step in progress; keywords are KPIs of it, such as its loss."""
         self._must_be_open("step()")
+        if self._kept_by is not None:
+            let_go(self._kept_by, self)
+            self._kept_by = None
+        if not self._enabled:
+            self._step += 1
+            self._at_begin = self._progress()
+            return
         entered_s, hooks_s = time.perf_counter(), self._listener.spent_s() if self._listening else 0.0
         if not kpis.keys() <= self._names:
             self._check(kpis)
@@ -195,24 +290,62 @@ class Recorder(InLoop):
     def note(self, text: str) -> None:
         """Keep a note with the step in progress."""
         self._must_be_open("note()")
-        self._sink.put(Event(self._step, "note", text, time.time()))
+        if self._enabled:
+            self._sink.put(Event(self._step, "note", text, time.time()))
 
     def close(self) -> None:
         """Take every hook away and finish the run's files. Closing twice does nothing."""
+        self._close(_ENDED)
+
+    def _close(self, text: str) -> None:
+        """Keep what was recorded, say what was not, and let go of everything."""
+        if not self._is_open:
+            self._open = None  # it records nothing from now on, and takes anything
+            return
         if self._closed:
             return
         self._closed = True
-        unended = self._step == self._first_step and self._listening and self._listener.has_heard()
+        if self._kept_by is not None:
+            let_go(self._kept_by, self)
+            self._kept_by = None
+        unended = self._listening and self._listener.has_heard()
+        never = unended and self._step == self._first_step
         try:
+            if never and self._wanted:
+                self._end(kept=False)
             self._listener.close()
         finally:
-            self._now = None
+            self._now, self._listening = None, False
             if self._step > self._first_step:  # also steps without KPIs count when the run is resumed
-                self._sink.put(Event(self._step - 1, "info", "Recording ended.", time.time()))
+                lost = f" Step {self._step} had not ended: it is not recorded." if unended and text != _ENDED else ""
+                self._sink.put(Event(self._step - 1, "info", f"{text}{lost}", time.time()))
+            if never:
+                self._sink.put(Event(self._step, "warning", _NO_STEP.format(self._step), time.time()))
             self._sink.close()
-        if unended:
-            text = "The recorder was closed before its first step ended: call step() once per optimizer step."
-            warnings.warn(text, LayerscopeWarning, stacklevel=2)
+        if never:
+            warnings.warn(
+                f"{self.path or 'The recorder'}: {_NO_STEP.format(self._step)}", LayerscopeWarning, stacklevel=3
+            )
+
+    def _end_with_program(self) -> None:
+        self._close("The program ended without close(): recording ended with it.")
+
+    def _end_unheld(self) -> None:
+        self._close("Recording ended: nothing kept the recorder alive any more, and close() was not called.")
+
+    def __del__(self) -> None:
+        if not self._is_open or self._closed or sys.is_finalizing():
+            return
+        if may_hold_locks():
+            self._sink.call_soon(self._end_unheld)  # it lives on until then
+        else:
+            self._end_unheld()
+
+    def _abandon(self) -> None:
+        """In a forked child: record nothing any more, and wait for no lock."""
+        self._open, self._now = None, None
+        self._is_open = self._enabled = self._listening = False
+        self._listener.abandon()
 
     def _check(self, names: Iterable[str]) -> None:
         """Accept names of KPIs that tables and SQL, which ignores case, can tell from the others."""
@@ -230,8 +363,10 @@ class Recorder(InLoop):
 
     def _listen(self, type: str | None = None) -> None:
         """Listen to the step that begins, if it may be wanted."""
-        began_s = time.perf_counter()
+        began_s, self._at_begin = time.perf_counter(), self._progress()
         self._type = STEP_TYPE if type is None else type
+        if not self._enabled:
+            return
         affordable = self._budget.affords()
         self._wanted = affordable and self._cadence.wants(self._step, type)
         if not self._wanted and not (affordable and (self._keeping.is_late or self._ring.size)):
@@ -273,42 +408,37 @@ class Recorder(InLoop):
     def __exit__(self, *exception: object) -> None:
         self.close()
 
+    def __reduce__(self) -> tuple[object, ...]:
+        return disabled, (self._step,)
+
+    if not TYPE_CHECKING:  # a type checker knows the attributes there are
+
+        def __setattr__(self, name: str, value: object) -> None:
+            if name[0] != "_" and name != "enabled":
+                raise _no_attribute(self, name)
+            object.__setattr__(self, name, value)
+
+        def __getattr__(self, name: str) -> NoReturn:  # called for what is not there
+            raise _no_attribute(self, name)
+
     def __repr__(self) -> str:
-        state = "closed" if self._closed else f"step {self._step}"
+        paused = "" if self._enabled else ", paused"
+        state = "closed" if self._closed else f"step {self._step}{paused}"
         return f"{type(self).__name__}({str(self.path) if self.path else 'nowhere'!r}, {state})"
 
 
-class DisabledRecorder(Recorder):
-    """A recorder that records nothing: what `watch` returns when LAYERSCOPE_DISABLED is set."""
+def disabled(first_step: int = 0) -> Recorder:
+    """A recorder that counts steps and records nothing: of LAYERSCOPE_DISABLED, and what a copy of a recorder is."""
+    return Recorder(None, When(every=1), lambda: 0, first_step, enabled=False)
 
-    def __init__(self, first_step: int = 0) -> None:
-        self.path = None
-        self._step = first_step
-        self._closed = False
-        self._budget = Budget()
 
-    def step(self, **kpis: SupportsFloat) -> None:
-        """Count the step, and nothing else."""
-        self._step += 1
-
-    def note(self, text: str) -> None:
-        """Do nothing."""
-
-    def begin(self, type: str = STEP_TYPE) -> None:
-        """Do nothing."""
-
-    def context(self, name: str) -> AbstractContextManager[None]:
-        """A block that does nothing."""
-        return nullcontext()
-
-    def keep(self, *args: object, **kwargs: object) -> None:
-        """Do nothing."""
-
-    def discard(self) -> None:
-        """Do nothing."""
-
-    def close(self) -> None:
-        """Do nothing."""
+def _no_attribute(recorder: Recorder, name: str) -> AttributeError:
+    """The error of an attribute that is not there, or cannot be set."""
+    names = [known for known in dir(type(recorder)) if known[0] != "_"]
+    near = get_close_matches(name, names, 1, 0.5)
+    hint = f"Did you mean {near[0]!r}?" if near else f"It has: {', '.join(names)}."
+    text = f"A recorder has no attribute {name!r}. {hint}" if name not in names else f"{name!r} cannot be set."
+    return AttributeError(text, name=name, obj=recorder)
 
 
 def _number(name: str, value: SupportsFloat) -> float:

@@ -6,7 +6,7 @@ import os
 import threading
 import time
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from layerscope.errors import LayerscopeWarning, StoreError
@@ -28,6 +28,18 @@ _FIRST_PAUSE_S = 0.5  # after a failed write; doubled with each further one
 _LONGEST_PAUSE_S = 30.0
 _REASON_LENGTH = 300  # of the text of an error
 _GRAPHS_KNOWN = 1000  # whose numbers need not be worked out again
+
+
+class _WriterThread(threading.Thread):
+    """Writes what is recorded."""
+
+
+def _program_has_ended() -> bool:
+    """Whether the main thread and every other that Python waits for at exit have ended: one of them may train."""
+    return not threading.main_thread().is_alive() and all(
+        thread.daemon or isinstance(thread, _WriterThread) or thread is threading.main_thread()
+        for thread in threading.enumerate()
+    )
 
 
 class FolderSink:
@@ -57,8 +69,11 @@ class FolderSink:
         self._told: set[str] = set()
         self._refused: set[tuple[str, str]] = set()  # queues and kinds of errors of items that cannot be written
         self._closed = False
+        self._ends_itself = False  # the thread: nobody waits for it to mark the end of the session
         self._naming = threading.Lock()
-        self._thread = threading.Thread(target=self._work, name=f"layerscope-writer-{run.path.name}")
+        self._closing: Callable[[], None] | None = None  # to be called on the writer thread
+        self._at_exit: Callable[[], Callable[[], None] | None] = lambda: None
+        self._thread = _WriterThread(target=self._work, name=f"layerscope-writer-{run.path.name}")
         self._thread.start()
 
     @property
@@ -120,11 +135,21 @@ class FolderSink:
                 return False
         return not self._lost
 
+    def when_program_ends(self, close: Callable[[], Callable[[], None] | None]) -> None:
+        """Takes a weak reference to what closes the recorder, and calls that if the program ends before `close`."""
+        self._at_exit = close
+
+    def call_soon(self, close: Callable[[], None]) -> None:
+        """Has what closes the recorder called on the writer thread, within half a second. Waits for no lock."""
+        self._closing = close
+
     def close(self, timeout_s: float = CLOSE_S) -> None:
         """Writes what was taken, marks the end of the session, lets go of the folder and compacts it. Never raises."""
         if os.getpid() != self._pid or self._closed:
             return
         self._closed = self._stopping = True
+        if threading.current_thread() is self._thread:
+            return  # which ends the session itself
         self._wake.set()
         self._thread.join(timeout_s)
         if self._thread.is_alive():
@@ -177,11 +202,29 @@ class FolderSink:
             )
         finally:
             self._dead = True
+        if self._ends_itself:
+            self._complain()
+            self._end()
+
+    def _close_recorder(self) -> None:
+        """Closes the recorder here if nobody else does it: it was dropped, or the program has ended."""
+        closing, self._closing = self._closing, None
+        if closing is None and not self._closed and _program_has_ended():
+            closing = self._at_exit() or self.close
+        if closing is None:
+            return
+        self._ends_itself = True
+        try:
+            closing()
+        except Exception as error:  # noqa: BLE001 -- a border: what was recorded until now is still written
+            self._complaint = f"{self.run.path}: closing the recorder failed ({type(error).__name__}: {error})."
+            self.close()
 
     def _round(self) -> bool:
         """Waits for something to write and writes it; whether it was the last time."""
         self._wake.wait(FLUSH_S)
         self._wake.clear()
+        self._close_recorder()
         stopping = self._ending()
         pause = _FIRST_PAUSE_S
         while not self._backlog.empty:
@@ -199,7 +242,7 @@ class FolderSink:
 
     def _ending(self) -> bool:
         """Whether the recorder was closed, or the program has come to its end without closing it."""
-        return self._stopping or not threading.main_thread().is_alive()
+        return self._stopping or _program_has_ended()
 
     def _rest(self, pause_s: float) -> None:
         """Pauses after a failure; a close ends it."""

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from types import MethodType
 from typing import Protocol
 
@@ -56,49 +57,46 @@ class CompiledModules:
         self.recorded = False
         self.inputs = inputs
         self.told = False  # whether a compiled region has told of anything
-        self.beginnings = beginnings
+        self.beginnings = weakref.WeakSet(beginnings)
         self._heard = heard
-        self._numbers: dict[nn.Module, int] = {}
+        self.modules = weakref.WeakSet(modules)  # that carry the hooks
+        self._numbers: list[int] = []
         self._handles: list[RemovableHandle] = []
         for module in modules:
-            number = self._numbers[module] = next(_numbers)
+            number = next(_numbers)
+            self._numbers.append(number)
             _told_by[number] = (weakref.ref(module), self._hear)
             hook = _HookOutside if module in beginnings and _is_outside(module) else Hook
             self._handles += [
-                module.register_forward_pre_hook(hook(self._before), with_kwargs=True),
-                module.register_forward_hook(hook(self._after)),
+                module.register_forward_pre_hook(hook(partial(self._before, number)), with_kwargs=True),
+                module.register_forward_hook(hook(partial(self._after, number))),
             ]
-
-    @property
-    def modules(self) -> Collection[nn.Module]:
-        """The modules that carry the hooks."""
-        return self._numbers.keys()
 
     def close(self) -> None:
         """Take the hooks away; regions compiled with them say nothing any more."""
         self.recorded = False
-        for number in self._numbers.values():
+        for number in self._numbers:
             _told_by.pop(number, None)
         while self._handles:
             self._handles.pop().remove()
 
-    def _before(self, module: nn.Module, args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
+    def _before(self, number: int, module: nn.Module, args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
         if not self.recorded:
             return
         if not torch.compiler.is_compiling():
             self._heard.enter(module, args, kwargs)
         elif self.inputs:
             for port, tensor in inputs_in(args, kwargs):
-                _tell(tensor.detach(), _NOTHING, self._numbers[module], port)
+                _tell(tensor.detach(), _NOTHING, number, port)
 
-    def _after(self, module: nn.Module, args: tuple[object, ...], output: object) -> None:
+    def _after(self, number: int, module: nn.Module, args: tuple[object, ...], output: object) -> None:
         if not self.recorded:
             return
         if not torch.compiler.is_compiling():
             self._heard.leave(module, output)
         else:
             for port, tensor in tensors_in(output, "output"):
-                _tell(tensor.detach(), _NOTHING, self._numbers[module], port)
+                _tell(tensor.detach(), _NOTHING, number, port)
 
     def _hear(self, module: nn.Module, port: str, tensor: Tensor) -> None:
         self.told = True

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import sys
 import threading
+import weakref
 from collections.abc import Mapping
 from types import FrameType
 
@@ -55,10 +56,10 @@ class Forwards:
         self._lock = threading.Lock()
         self._behind: dict[nn.Module, tuple[RemovableHandle, int]] = {}  # and how many calls in progress wait for it
         self._read: Mapping[nn.Module, str] = {}  # modules whose inputs or outputs are wanted
-        self._changing: set[nn.Module] = set()  # of them, those whose own hooks may change what goes in
+        self._changing = weakref.WeakSet[nn.Module]()  # of them, those whose own hooks may change what goes in
         self._inputs = False  # whether anything is read of what goes in
         self._replaceable = False  # by hooks that run after ours
-        self.called: set[nn.Module] = set()
+        self.called = weakref.WeakSet[nn.Module]()
 
     def hooks(self, targets: Targets) -> list[RemovableHandle]:
         """The hooks of a recorded step, put in place."""
@@ -66,7 +67,7 @@ class Forwards:
         if not targets.kinds & FORWARD_KINDS:
             return []
         self._replaceable = True
-        self._changing = {module for module in self._read if module._forward_pre_hooks}
+        self._changing = weakref.WeakSet(module for module in self._read if module._forward_pre_hooks)
         return [
             register_module_forward_pre_hook(self._before),
             register_module_forward_hook(self._after, always_call=True),

@@ -96,6 +96,12 @@ class TorchListener:
         self._start_over()
         self._parameters.let_go()
 
+    def abandon(self) -> None:
+        """Take every hook away and nothing else: in a forked child, where a lock may be held for ever."""
+        self._hooks.close()
+        if self._compiled is not None:
+            self._compiled.recorded = False
+
     def close(self) -> None:
         """Let go of everything, for good."""
         self.detach()

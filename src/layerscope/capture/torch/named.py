@@ -56,7 +56,6 @@ class NamedTensors:
         self._intake = gradients.intake
         self._guard = guard
         self._selection = selection
-        self._model = selection.model
         self._cut = Cut()
         self._depth = settings.depth
         self._taker = Taker(self._intake, settings.depth, holds=settings.holds)
@@ -87,7 +86,7 @@ class NamedTensors:
             self._whole = self._tracer is not None
 
     def _trace(self) -> None:
-        self._tracer = StepTracer(self._model)
+        self._tracer = StepTracer(self._selection.model)
 
     def start_over(self) -> None:
         """Forget the step."""
@@ -136,7 +135,7 @@ class NamedTensors:
                 self._trace()  # late: of this step not all is seen
         if self._tracer is not None:
             self._tracer.name(entry, tensor)
-        entry.is_training = self._model.training
+        entry.is_training = self._selection.model.training
         part, local = local_part(tensor)
         take = self._taker.take(entry, part, is_value=True)
         if take is not None:
@@ -245,7 +244,7 @@ class NamedTensors:
         order = hash(tuple(now.said))
         if self._tracer is None and order in now.known:
             return Dependence(order, (), whole=False)
-        parameters: dict[Tensor, str] = {tensor: name for name, tensor in self._model.named_parameters()}
+        parameters: dict[Tensor, str] = {tensor: name for name, tensor in self._selection.model.named_parameters()}
         trouble = None if self._tracer is None else self._tracer.trouble
         links = self._tracer.links(parameters) if self._tracer is not None and trouble is None else None
         if trouble is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import warnings
+import weakref
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -28,7 +29,10 @@ def numbered(name: str, count: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Targets:
-    """What is listened to: modules by their paths, parameters and buffers by their names, and the kinds of tensor."""
+    """What is listened to: modules by their paths, parameters and buffers by their names, and the kinds of tensor.
+
+    The mappings from modules are weak: a recorder does not keep its model alive.
+    """
 
     members: Mapping[nn.Module, str]  # every module of the model, selected or not
     modules: Mapping[nn.Module, str]
@@ -48,7 +52,8 @@ class Selection:
         sites: tuple[Choice, ...],
         exclude: tuple[Choice, ...] = (),
     ) -> None:
-        self.model = model
+        self._model = weakref.ref(model)
+        self._bare = model if type(model) is nn.Module else None  # ours: nobody else keeps it alive
         self.optimizers = optimizers  # none given: whichever steps
         self.kinds = kinds
         self._sites = sites
@@ -57,9 +62,18 @@ class Selection:
         self._targets: Targets | None = None
 
     @property
+    def model(self) -> nn.Module:
+        """The model; an empty module once nobody else keeps it alive."""
+        model = self._model()
+        if model is None:
+            self._bare = model = nn.Module()
+            self._model = weakref.ref(model)
+        return model
+
+    @property
     def is_bare(self) -> bool:
         """Whether there is no model: only what the user names is recorded."""
-        return type(self.model) is nn.Module
+        return self._bare is not None
 
     def targets(self) -> Targets:
         """The modules, parameters and buffers as they are now."""
@@ -71,8 +85,8 @@ class Selection:
             names = [*modules, *parameters, *buffers]
             chosen = _chosen(self._sites, modules, names) - _chosen(self._exclude, modules, names)
             self._targets = Targets(
-                members={module: path for path, module in modules.items()},
-                modules={module: path for path, module in modules.items() if path in chosen},
+                members=_weak((path, module) for path, module in modules.items()),
+                modules=_weak((path, module) for path, module in modules.items() if path in chosen),
                 parameters=_by_tensor(parameters, chosen),
                 buffers=_by_tensor(buffers, chosen),
                 kinds=self.kinds,
@@ -104,8 +118,15 @@ def _hits(choice: Choice, modules: Mapping[str, nn.Module], names: list[str]) ->
     return {path for path, module in modules.items() if isinstance(module, choice)}
 
 
+def _weak(named: Iterable[tuple[str, nn.Module]]) -> Mapping[nn.Module, str]:
+    return weakref.WeakKeyDictionary({module: path for path, module in named})
+
+
 def _members(model: nn.Module) -> list[object]:
-    """All modules, parameters and buffers in some order: torch's own walk takes ten times as long."""
+    """All modules (by weak reference), parameters and buffers in some order; torch's own walk takes ten times as long.
+
+    A module has one weak reference for as long as somebody holds that, so it can be compared by identity.
+    """
     found: list[object] = []
     waiting: list[nn.Module | None] = [model]
     seen: set[nn.Module | None] = {None}
@@ -114,7 +135,7 @@ def _members(model: nn.Module) -> list[object]:
         if module not in seen:
             assert module is not None
             seen.add(module)
-            found.append(module)
+            found.append(weakref.ref(module))
             found += module._parameters.values()
             found += module._buffers.values()
             waiting += module._modules.values()
