@@ -114,6 +114,16 @@ class Opened:
     model: object = None  # keeps the recorder alive
 
 
+@dataclass(slots=True)
+class Pace:
+    """When the step in progress began, and what it took of our own time."""
+
+    began_s: float
+    at_begin: int  # what `Progress` gave
+    writer_s: float = 0.0  # of the writer, until then
+    listening_s: float = 0.0  # to make ready for it
+
+
 Open = Callable[["weakref.ref[Recorder]"], Opened]
 Progress = Callable[[], int]  # gives another number once something was computed that could have been recorded
 
@@ -154,9 +164,7 @@ class Recorder(InLoop):
         self._contexts: set[str] = set()
         self._listening = False
         self._wanted = False  # whether the step in progress is recorded, however it goes
-        self._listening_s = 0.0
-        self._began_s = time.perf_counter()
-        self._at_begin = progress()  # of the step
+        self._pace = Pace(time.perf_counter(), progress())
         self.enabled = enabled
 
     def _start(self, open: Open) -> None:
@@ -164,7 +172,7 @@ class Recorder(InLoop):
         opened = open(weakref.ref(self))
         self._sink, self._listener, self._path = opened.sink, opened.listener, opened.path
         self._book = Book(self._sink)
-        self._writer_s = self._sink.cpu_s
+        self._pace.writer_s = self._sink.cpu_s
         counted, self._first_step = self._step - self._first_step, opened.first_step
         self._step = self._first_step + counted
         self._is_open = True
@@ -195,8 +203,8 @@ class Recorder(InLoop):
         if not on:
             self._stop_listening()
             self._ring.forget_before(self._step)
-        elif self._at_begin == self._progress():
-            self._began_s = time.perf_counter()
+        elif self._pace.at_begin == self._progress():
+            self._pace.began_s = time.perf_counter()
             try:
                 self._listen()
             except BaseException:
@@ -226,7 +234,7 @@ class Recorder(InLoop):
             self._kept_by = None
         if not self._enabled:
             self._step += 1
-            self._at_begin = self._progress()
+            self._pace.at_begin = self._progress()
             return
         entered_s, hooks_s = time.perf_counter(), self._listener.spent_s() if self._listening else 0.0
         if not kpis.keys() <= self._names:
@@ -278,9 +286,9 @@ class Recorder(InLoop):
     def _account(self, taken: Taken | None, entered_s: float, hooks_s: float) -> None:
         """Keep what the step took and, if it was recorded, what that cost."""
         now_s, writer_s = time.perf_counter(), self._sink.cpu_s
-        step_s, self._began_s = now_s - self._began_s, now_s
-        spent_s = hooks_s + now_s - entered_s + self._listening_s + writer_s - self._writer_s
-        self._writer_s = writer_s
+        step_s, self._pace.began_s = now_s - self._pace.began_s, now_s
+        spent_s = hooks_s + now_s - entered_s + self._pace.listening_s + writer_s - self._pace.writer_s
+        self._pace.writer_s = writer_s
         if self._listening:
             self._listener.spent_s()  # in finishing the step, which was timed here
         self._budget.account(step_s, spent_s, recorded=taken is not None)
@@ -363,7 +371,7 @@ class Recorder(InLoop):
 
     def _listen(self, type: str | None = None) -> None:
         """Listen to the step that begins, if it may be wanted."""
-        began_s, self._at_begin = time.perf_counter(), self._progress()
+        began_s, self._pace.at_begin = time.perf_counter(), self._progress()
         self._type = STEP_TYPE if type is None else type
         if not self._enabled:
             return
@@ -379,22 +387,22 @@ class Recorder(InLoop):
             known = (self._book.known, self._nodes)
             self._now = NamedStep(named, self._depth, self._ring.size > 0, *known, self._type)
             named.begin(expected=type is not None, traced=self._book.wants(self._type))
-        self._listening_s = time.perf_counter() - began_s
+        self._pace.listening_s = time.perf_counter() - began_s
 
     def _stop_listening(self) -> None:
         if self._listening:
             self._listener.detach()
-        self._listening, self._now = False, None
+            self._listening, self._now = False, None
 
     def _within(self, context: str) -> AbstractContextManager[None]:
         return self._listener.context(context)
 
     def _begin(self, type: str) -> None:
-        spent_s = self._listening_s
+        spent_s = self._pace.listening_s
         if self._now is not None and self._now.entries:
             self._listener.discard()
         self._listen(type)
-        self._listening_s += spent_s
+        self._pace.listening_s += spent_s
 
     def _must_be_open(self, call: str) -> None:
         if self._closed:
