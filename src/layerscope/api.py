@@ -101,7 +101,7 @@ def _opened(
 ) -> Opened:
     """The run's folder, opened; whatever goes wrong, no thread and no lock is left behind."""
     from layerscope.capture.recorder import Opened
-    from layerscope.capture.torch.watching import keeper, listener
+    from layerscope.capture.torch.watching import listener
     from layerscope.store.folder import create
     from layerscope.store.writer import FolderSink
 
@@ -116,7 +116,7 @@ def _opened(
         raise
     if path.name != folder.name:
         warnings.warn(f"{folder} is taken: this run is recorded to {path}.", LayerscopeWarning, stacklevel=7)
-    return Opened(sink, listening, first_step, path, keeper(selection))
+    return Opened(sink, listening, first_step, path, selection.models)
 
 
 _Named = TypeVar("_Named")

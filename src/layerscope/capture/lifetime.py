@@ -9,13 +9,15 @@ from collections.abc import Callable
 from functools import cache
 from types import FrameType
 
-# Modules in which a thread may hold a lock that closing a recorder needs. The garbage collector runs finalizers at any
-# point of any thread: there, closing waits for the writer thread.
-_LOCKING = (
+# The garbage collector runs finalizers at any point of any thread. In these modules a thread may hold a lock that
+# closing a recorder needs, or torch may be going through its hooks, and none may be taken away.
+_BUSY = (
     "layerscope.store",
     "layerscope.stats",
     "layerscope.capture.collector",
     "layerscope.capture.torch",
+    "torch.nn",
+    "torch.optim",
     "importlib",
     "threading",
 )
@@ -41,11 +43,11 @@ def let_go(of: weakref.ref[object], recorder: object) -> None:
         del _keepers[model]
 
 
-def may_hold_locks() -> bool:
-    """Whether this thread may be inside a block that holds a lock of ours."""
+def is_interrupted() -> bool:
+    """Whether this is a finalizer that interrupts something which closing a recorder here would disturb."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        if frame.f_globals.get("__name__", "").startswith(_LOCKING):
+        if frame.f_globals.get("__name__", "").startswith(_BUSY):
             return True
         frame = frame.f_back
     return False

@@ -7,6 +7,7 @@ import time
 import warnings
 import weakref
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
@@ -18,7 +19,7 @@ from layerscope.capture.collector import Taken
 from layerscope.capture.dependencies import Book
 from layerscope.capture.inloop import EndedStep, InLoop, Ring
 from layerscope.capture.keeping import Balance, Keeping
-from layerscope.capture.lifetime import call_in_forked_children, keep_with, let_go, may_hold_locks
+from layerscope.capture.lifetime import call_in_forked_children, is_interrupted, keep_with, let_go
 from layerscope.capture.named import Depth, NamedStep, Node, Reader
 from layerscope.errors import LayerscopeWarning, StateError
 from layerscope.records import STEP_TYPE, Cost, Event, Kpi, Sink
@@ -64,7 +65,7 @@ class Listener(Protocol):
         ...
 
     def abandon(self) -> None:
-        """Take every hook away and nothing else: in a forked child, where a lock may be held for ever."""
+        """Hear nothing any more, without waiting for a lock; take the hooks away when it is safe."""
         ...
 
     def discard(self) -> None:
@@ -111,7 +112,7 @@ class Opened:
     listener: Listener
     first_step: int = 0
     path: Path | None = None
-    model: object = None  # keeps the recorder alive
+    models: tuple[object, ...] = ()  # keep the recorder alive
 
 
 @dataclass(slots=True)
@@ -143,7 +144,7 @@ class Recorder(InLoop):
     _book: Book
     _is_open = False  # whether there is a sink to write to
     _closed = False
-    _kept_by: weakref.ref[object] | None = None  # the model, until the first step ends
+    _kept_by: tuple[weakref.ref[object], ...] = ()  # the models, until the first step ends
 
     def __init__(
         self, open: Open | None, when: When, progress: Progress, first_step: int = 0, *, enabled: bool = True
@@ -178,8 +179,7 @@ class Recorder(InLoop):
         self._is_open = True
         self._sink.when_program_ends(weakref.WeakMethod(self._end_with_program))
         call_in_forked_children(self._abandon)
-        if opened.model is not None:
-            self._kept_by = keep_with(opened.model, self)
+        self._kept_by = tuple(keep_with(model, self) for model in opened.models)
 
     @property
     def enabled(self) -> bool:
@@ -229,9 +229,8 @@ class Recorder(InLoop):
     def step(self, **kpis: SupportsFloat) -> None:
         """End the step in progress; keywords are KPIs of it, such as its loss."""
         self._must_be_open("step()")
-        if self._kept_by is not None:
-            let_go(self._kept_by, self)
-            self._kept_by = None
+        if self._kept_by:
+            self._leave_models()
         if not self._enabled:
             self._step += 1
             self._pace.at_begin = self._progress()
@@ -305,7 +304,7 @@ class Recorder(InLoop):
         """Take every hook away and finish the run's files. Closing twice does nothing."""
         self._close(_ENDED)
 
-    def _close(self, text: str) -> None:
+    def _close(self, text: str, *, at_any_time: bool = False) -> None:
         """Keep what was recorded, say what was not, and let go of everything."""
         if not self._is_open:
             self._open = None  # it records nothing from now on, and takes anything
@@ -313,15 +312,17 @@ class Recorder(InLoop):
         if self._closed:
             return
         self._closed = True
-        if self._kept_by is not None:
-            let_go(self._kept_by, self)
-            self._kept_by = None
+        if self._kept_by:
+            self._leave_models()
         unended = self._listening and self._listener.has_heard()
         never = unended and self._step == self._first_step
         try:
             if never and self._wanted:
                 self._end(kept=False)
-            self._listener.close()
+            if at_any_time:
+                self._listener.abandon()
+            else:
+                self._listener.close()
         finally:
             self._now, self._listening = None, False
             if self._step > self._first_step:  # also steps without KPIs count when the run is resumed
@@ -335,19 +336,25 @@ class Recorder(InLoop):
                 f"{self.path or 'The recorder'}: {_NO_STEP.format(self._step)}", LayerscopeWarning, stacklevel=3
             )
 
-    def _end_with_program(self) -> None:
-        self._close("The program ended without close(): recording ended with it.")
+    def _leave_models(self) -> None:
+        for model in self._kept_by:
+            let_go(model, self)
+        self._kept_by = ()
 
-    def _end_unheld(self) -> None:
-        self._close("Recording ended: nothing kept the recorder alive any more, and close() was not called.")
+    def _end_with_program(self) -> None:
+        self._close("The program ended without close(): recording ended with it.", at_any_time=True)
+
+    def _end_unheld(self, *, at_any_time: bool = True) -> None:
+        text = "Recording ended: nothing kept the recorder alive any more, and close() was not called."
+        self._close(text, at_any_time=at_any_time)
 
     def __del__(self) -> None:
         if not self._is_open or self._closed or sys.is_finalizing():
             return
-        if may_hold_locks():
+        if is_interrupted():
             self._sink.call_soon(self._end_unheld)  # it lives on until then
         else:
-            self._end_unheld()
+            self._end_unheld(at_any_time=False)
 
     def _abandon(self) -> None:
         """In a forked child: record nothing any more, and wait for no lock."""
@@ -395,7 +402,7 @@ class Recorder(InLoop):
             self._listening, self._now = False, None
 
     def _within(self, context: str) -> AbstractContextManager[None]:
-        return self._listener.context(context)
+        return self._listener.context(context) if self._is_open else nullcontext()
 
     def _begin(self, type: str) -> None:
         spent_s = self._pace.listening_s

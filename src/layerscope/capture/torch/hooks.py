@@ -4,13 +4,28 @@ from __future__ import annotations
 
 import gc
 import sys
+from collections import deque
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 
 import torch
 from torch import nn
 
 _COMPILER = "torch._dynamo.eval_frame"
+
+
+_abandoned: deque[ExitStack] = deque()
+
+
+def abandon(hooks: ExitStack) -> None:
+    """Have hooks taken away later that hear nothing any more: torch may be going through its hooks right now."""
+    _abandoned.append(hooks.pop_all())
+
+
+def remove_abandoned() -> None:
+    """Take abandoned hooks away: from the training's own thread, outside of any hook."""
+    while _abandoned:
+        _abandoned.popleft().close()
 
 
 class Hook:

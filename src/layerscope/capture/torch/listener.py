@@ -17,7 +17,7 @@ from layerscope.capture.torch.contexts import Contexts, Within
 from layerscope.capture.torch.forwards import FORWARD_KINDS, Forwards
 from layerscope.capture.torch.gradients import Gradients
 from layerscope.capture.torch.guard import Guard
-from layerscope.capture.torch.hooks import compiled_parts, is_recorded_by_others
+from layerscope.capture.torch.hooks import abandon, compiled_parts, is_recorded_by_others, remove_abandoned
 from layerscope.capture.torch.intake import Extent, Intake
 from layerscope.capture.torch.named import NamedTensors, Settings
 from layerscope.capture.torch.parameters import Parameters
@@ -54,7 +54,7 @@ class TorchListener:
         self._collector = collector
         self._report = report
         self._hooks = ExitStack()
-        self._guard = Guard(warn, self.detach)
+        self._guard = Guard(warn, self._fail)
         self._contexts = Contexts()
         self._intake = Intake(collector, warn, extent)
         self._gradients = Gradients(self._intake, self._guard, selection.kinds)
@@ -68,6 +68,7 @@ class TorchListener:
 
     def attach(self) -> None:
         """Put the hooks in place, or none if that fails."""
+        remove_abandoned()
         if self._guard.failed:
             return
         targets = self._targets = self._selection.targets()
@@ -89,6 +90,7 @@ class TorchListener:
 
     def detach(self) -> None:
         """Take every hook away."""
+        remove_abandoned()
         self._hooks.close()
         self._contexts.is_followed = False
         if self._compiled is not None:
@@ -97,8 +99,10 @@ class TorchListener:
         self._parameters.let_go()
 
     def abandon(self) -> None:
-        """Take every hook away and nothing else: in a forked child, where a lock may be held for ever."""
-        self._hooks.close()
+        """Hear nothing any more, without waiting for a lock; the hooks are taken away when it is safe."""
+        self._guard.failed = True  # which every hook asks first
+        self._hooks.callback(self._structure.start_over)
+        abandon(self._hooks)
         if self._compiled is not None:
             self._compiled.recorded = False
 
@@ -107,6 +111,12 @@ class TorchListener:
         self.detach()
         if self._compiled is not None:
             self._compiled.close()
+
+    def _fail(self) -> None:
+        """End the listening, from inside a hook."""
+        self.abandon()
+        self._start_over()
+        self._parameters.let_go()
 
     def _follow_compiled(self, targets: Targets) -> None:
         """Put hooks that reach into compiled modules on those that came later."""

@@ -111,7 +111,8 @@ class Parameters:
         self._intake.add_all(those)
 
     def _hold(self, parameter: Tensor) -> None:
-        self._held[parameter] = parameter.grad
+        if not self._guard.failed:
+            self._held[parameter] = parameter.grad
 
     def _before_step(self, optimizer: Optimizer, args: object, kwargs: object) -> None:
         self._stepping[optimizer] += 1

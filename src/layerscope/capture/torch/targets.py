@@ -53,7 +53,7 @@ class Selection:
         exclude: tuple[Choice, ...] = (),
     ) -> None:
         self._model = weakref.ref(model)
-        self._bare = model if type(model) is nn.Module else None  # ours: nobody else keeps it alive
+        self._own = model if type(model) in (nn.Module, Models) else None  # ours: nobody else keeps it alive
         self.optimizers = optimizers  # none given: whichever steps
         self.kinds = kinds
         self._sites = sites
@@ -66,14 +66,21 @@ class Selection:
         """The model; an empty module once nobody else keeps it alive."""
         model = self._model()
         if model is None:
-            self._bare = model = nn.Module()
+            self._own = model = nn.Module()
             self._model = weakref.ref(model)
         return model
 
     @property
     def is_bare(self) -> bool:
         """Whether there is no model: only what the user names is recorded."""
-        return self._bare is not None
+        return type(self.model) is nn.Module
+
+    @property
+    def models(self) -> tuple[nn.Module, ...]:
+        """The models of the user."""
+        if self.is_bare:
+            return ()
+        return tuple(self.model.children()) if isinstance(self.model, Models) else (self.model,)
 
     def targets(self) -> Targets:
         """The modules, parameters and buffers as they are now."""
@@ -147,11 +154,14 @@ def _same(one: list[object], other: list[object]) -> bool:
 
 
 class Models(nn.Module):
-    """Several models that are watched under their names: a container whose own forward is never called."""
+    """Several models that are watched under their names: a container whose own forward is never called.
+
+    It does not keep them alive, and no attribute of a module stands in the way of a name.
+    """
 
     def __init__(self, models: Mapping[str, nn.Module]) -> None:
         super().__init__()
-        self._modules.update(models)  # no attribute of a module stands in the way of a name
+        self._modules = weakref.WeakValueDictionary(models)  # type: ignore[assignment]  # used like a dict
 
 
 def _one_model(model: object) -> nn.Module:

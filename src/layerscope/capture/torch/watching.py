@@ -26,7 +26,7 @@ def record(selection: Selection, when: When, sink: Sink, first_step: int = 0, ex
     """A recorder that reads the selection into the sink."""
 
     def open(recorder: weakref.ref[Recorder]) -> Opened:
-        return Opened(sink, listener(selection, when, sink, extent, recorder), first_step, model=keeper(selection))
+        return Opened(sink, listener(selection, when, sink, extent, recorder), first_step, models=selection.models)
 
     return Recorder(open, when, progress, first_step)
 
@@ -44,8 +44,3 @@ def listener(
     if not selection.is_bare:
         sink.put(Graph(module_nodes(selection.model)))
     return TorchListener(selection, Collector(sink), report, extent, Settings(when.depth, when.ring > 0))
-
-
-def keeper(selection: Selection) -> object:
-    """What keeps the recorder alive until its first step ends."""
-    return None if selection.is_bare else selection.model
