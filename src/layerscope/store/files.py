@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import pyarrow as pa
 from xxhash import xxh3_64_hexdigest, xxh3_64_intdigest
 
 from layerscope.errors import FormatError
@@ -176,16 +177,24 @@ def _below(path: Path, handle: int | None) -> int | None:
 
 def read_range(handle: int, start: int, size: int) -> bytes:
     """Bytes of a file from a place on; fewer where it ends before."""
-    parts: list[bytes] = []
-    while size > 0:
-        part = os.pread(handle, size, start) if hasattr(os, "pread") else _seek_read(handle, start, size)
-        if not part:
-            break
-        parts.append(part)
-        start, size = start + len(part), size - len(part)
-    return parts[0] if len(parts) == 1 else b"".join(parts)
+    content = _some(handle, start, size)
+    while 0 < len(content) < size and (more := _some(handle, start + len(content), size - len(content))):
+        content += more
+    return content
 
 
-def _seek_read(handle: int, start: int, size: int) -> bytes:
+def _some(handle: int, start: int, size: int) -> bytes:
+    if hasattr(os, "pread"):
+        return os.pread(handle, size, start)
     os.lseek(handle, start, os.SEEK_SET)
     return os.read(handle, size)
+
+
+def read_buffer(handle: int, start: int, size: int) -> pa.Buffer:
+    """The same in memory of Arrow's, which is used again when it is given back: new memory costs more than a copy."""
+    if not hasattr(os, "preadv"):
+        return pa.py_buffer(read_range(handle, start, size))
+    buffer, done = pa.allocate_buffer(size), 0
+    while done < size and (read := os.preadv(handle, [memoryview(buffer)[done:]], start + done)):
+        done += read
+    return buffer.slice(0, done)

@@ -81,6 +81,7 @@ _COLUMNS: dict[str, list[tuple[str, pa.DataType]]] = {
     "sample_stats": [*_SAMPLED, ("content", pa.large_binary())],
 }
 
+TEXTS = frozenset(name for columns in _COLUMNS.values() for name, kind in columns if kind == _TEXT)
 #: Columns that may have nulls; in any other a null is damage.
 NULLABLE = frozenset(("alias", "scale", "value", "time_s", "type", "context", *spec.MOMENTS))
 

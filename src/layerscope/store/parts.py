@@ -19,7 +19,7 @@ from layerscope.records import Ids, Ints
 from layerscope.stats import spec
 from layerscope.store.columns import dtype_of, lengths, numbers, values
 from layerscope.store.files import ASIDE, Directory, checksum, damaged, opened, read_range
-from layerscope.store.format import BY_SERIES, KEPT, NULLABLE, PARTS, SCHEMA, VERSION, PartEntry
+from layerscope.store.format import BY_SERIES, KEPT, NULLABLE, PARTS, SCHEMA, TEXTS, VERSION, PartEntry
 from layerscope.store.manifests import check_version
 from layerscope.store.wanted import Wanted
 
@@ -141,7 +141,7 @@ class _Verified:
     def __init__(self, size: int) -> None:
         self.handle = -1
         self._size = size
-        self.allowed: dict[int, tuple[int, int]] = {}  # by the first byte of a chunk: how many there are, and checksum
+        self.allowed: dict[tuple[int, int], int] = {}  # checksums of chunks, by their first byte and size
         self._place = 0
 
     def seek(self, place: int, whence: int = 0) -> int:
@@ -152,11 +152,10 @@ class _Verified:
         return self._place
 
     def read(self, count: int) -> bytes:
-        size, given = self.allowed.get(self._place, (-1, 0))
-        content = read_range(self.handle, self._place, size)
-        if count != size or checksum(content) != given:
+        given = self.allowed.get((self._place, count))
+        content = b"" if given is None else read_range(self.handle, self._place, count)
+        if checksum(content) != given:
             raise OSError("its bytes do not match their checksum")
-        self._place += count
         return content
 
     def readable(self) -> bool:
@@ -194,7 +193,7 @@ class Part:
         self._whole_numbers = {
             column.name: self._leaves[column.name][0] for column in self._found if pa.types.is_integer(column.type)
         }
-        self._chunks: dict[tuple[int, int], tuple[int, int, int]] = {}
+        self._chunks: dict[tuple[int, int], tuple[tuple[int, int], int]] = {}
         self._idle: list[tuple[pq.ParquetFile, _Verified]] = []
         self._check()
         self._series = self._bounds("series", np.int32)
@@ -233,13 +232,13 @@ class Part:
             source = _Verified(self.entry.size)
             options = {"page_checksum_verification": True, "pre_buffer": False}
             reader = pq.ParquetFile(pa.PythonFile(source, mode="r"), metadata=self._metadata, **options)
-        source.allowed = {start: (size, given) for start, size, given in chunks}
+        source.allowed = dict(chunks)
         with opened(self._folder, PARTS, self._table) as directory, directory.open(self.entry.file) as source.handle:
             yield reader
         self._idle.append((reader, source))
 
-    def _chunk(self, group: int, place: int) -> tuple[int, int, int]:
-        """First byte, size and checksum of a column chunk, after a look at what it claims to hold."""
+    def _chunk(self, group: int, place: int) -> tuple[tuple[int, int], int]:
+        """First byte and size of a column chunk, and its checksum, after a look at what it claims to hold."""
         known = self._chunks.get((group, place))
         if known is None:
             about = self._metadata.row_group(group)
@@ -251,7 +250,8 @@ class Part:
                 raise ValueError(f"its texts are encoded as {', '.join(column.encodings)}")
             starts = (column.dictionary_page_offset, column.data_page_offset)
             start = min(start for start in starts if start)
-            known = (start, column.total_compressed_size, self._sums[group * self._metadata.num_columns + place])
+            given = self._sums[group * self._metadata.num_columns + place]
+            known = ((start, column.total_compressed_size), given)
             self._chunks[group, place] = known
         return known
 
@@ -411,11 +411,11 @@ def _trusted(table: pa.Table, rows: int) -> pa.Table:
     """A table just decoded, after a look at what its checksums do not tell."""
     if table.num_columns and table.num_rows != rows:
         raise ValueError(f"it has {table.num_rows} rows instead of {rows}")
-    for name, column in zip(table.column_names, table.columns, strict=True):
-        if column.null_count and name not in NULLABLE:
+    for name in table.column_names:
+        if name not in NULLABLE and table[name].null_count:
             raise ValueError(f"its column {name!r} has nulls")
-        if pa.types.is_string(column.type):
-            column.validate(full=True)
+        if name in TEXTS:
+            table[name].validate(full=True)
     return table
 
 

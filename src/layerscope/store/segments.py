@@ -17,7 +17,7 @@ from xxhash import xxh3_64
 from layerscope.errors import FormatError
 from layerscope.records import Ids, Ints
 from layerscope.store.columns import lengths, numbers, values
-from layerscope.store.files import Directory, checksum, damaged, opened, read_range
+from layerscope.store.files import Directory, checksum, damaged, opened, read_buffer, read_range
 from layerscope.store.format import NULLABLE, SCHEMA, SEGMENT_SCHEMA, SEGMENTS, VERSION, SegmentName
 from layerscope.store.manifests import check_version
 from layerscope.store.messages import is_compressed
@@ -38,7 +38,7 @@ def framed(payload: memoryview) -> bytes:
     return head + checksum(head).to_bytes(8, "little")
 
 
-def _frame_at(content: bytes, place: int) -> tuple[int, int] | None:
+def _frame_at(content: bytes | memoryview, place: int) -> tuple[int, int] | None:
     """Bytes and checksum of the payload of the frame that begins at a place, None if none does."""
     magic, size, given, own = FRAME.unpack_from(content, place)
     return (size, given) if magic == MAGIC and own == checksum(content[place : place + 24]) else None
@@ -121,7 +121,8 @@ class _Index(NamedTuple):
     """What is known of a batch when its rows are not in memory: how many, and the columns by which they are found."""
 
     rows: int
-    row_bytes: Ints
+    size: int  # in bytes
+    content: Ints | None  # how many of them each row has of a column that can be large
     step: Ints | None
     series: Ids | None
 
@@ -137,6 +138,7 @@ class Segment:
         self.name = name
         self.before = 0  # bytes of the segment before it
         self._folder = folder
+        self._file = str(name)
         self._run = run
         self._table = table
         self._schema: pa.Schema | None = None
@@ -169,9 +171,16 @@ class Segment:
         place, reason = next(iter(self._faults.items()))
         return f"{self.path} is damaged: {len(self._faults)} batches were left out (at byte {place} {reason})."
 
+    def grew(self, directory: Directory) -> bool:
+        """Whether anything was appended since the last look. FileNotFoundError if the segment is gone."""
+        try:
+            return directory.stat(self._file).st_size > self._position
+        except FormatError:
+            return True  # `follow` says what is wrong
+
     def follow(self, directory: Directory) -> None:
         """Takes in the batches that were appended since the last look. FileNotFoundError if the segment is gone."""
-        name = str(self.name)
+        name = self._file
         size = directory.stat(name).st_size
         if size <= self._position:
             return
@@ -180,7 +189,7 @@ class Segment:
         if self._batches is None:
             self._batches = self._read_again(directory)
         with directory.open(name) as handle:
-            content = read_range(handle, self._position, size - self._position)
+            content = read_buffer(handle, self._position, size - self._position)
         self._position += self._take(content)
 
     def forget(self) -> None:
@@ -203,14 +212,14 @@ class Segment:
         assert again._batches is not None
         return again._batches[: len(self._index)]
 
-    def _take(self, content: bytes) -> int:
+    def _take(self, buffer: pa.Buffer) -> int:
         """Takes in the whole frames of a content; gives where they end."""
-        buffer, place = pa.py_buffer(content), 0
+        content, place = memoryview(buffer), 0
         while place + FRAME.size <= len(content):
             frame = _frame_at(content, place)
             if frame is None:
                 self._faults.setdefault(self._position + place, "there is no frame")
-                place = _next_frame(content, place)
+                place = _next_frame(bytes(content), place)
                 continue
             size, given = frame
             end = place + FRAME.size + size
@@ -233,7 +242,7 @@ class Segment:
                 self._schema = self._checked(pa.ipc.read_schema(payload))
             else:
                 batch = _batch(payload, self._schema)
-                self._index.append(_indexed(batch))
+                self._index.append(_indexed(batch, payload.size))
                 assert self._batches is not None
                 self._batches.append(batch)
         except (FormatError, pa.ArrowException, OSError, ValueError, TypeError, IndexError, struct.error) as error:
@@ -283,7 +292,7 @@ class Segment:
 
     def row_bytes(self) -> Ints:
         """About how many bytes every row takes; those of `content` to the byte."""
-        sizes = [batch.row_bytes for batch in self._index]
+        sizes = [_row_bytes(batch) for batch in self._index]
         return np.concatenate(sizes) if sizes else np.zeros(0, np.int64)
 
     def read(self, columns: list[str], wanted: Wanted) -> list[pa.Table]:
@@ -337,18 +346,16 @@ def _next_frame(content: bytes, place: int) -> int:
     return len(content)
 
 
-def _indexed(batch: pa.RecordBatch) -> _Index:
-    columns = (values(batch.column(name)).copy() if name in batch.schema.names else None for name in ("step", "series"))
-    return _Index(batch.num_rows, _row_bytes(batch), *columns)
+def _indexed(batch: pa.RecordBatch, size: int) -> _Index:
+    names = batch.schema.names
+    step, series = (values(batch.column(name)).copy() if name in names else None for name in ("step", "series"))
+    content = lengths(batch.column("content")) if "content" in names else None
+    return _Index(batch.num_rows, size, content, step, series)
 
 
-def _row_bytes(batch: pa.RecordBatch) -> Ints:
-    if "content" not in batch.schema.names:
-        each = np.int64(batch.nbytes // max(batch.num_rows, 1))
-        return np.broadcast_to(each, batch.num_rows)
-    content = lengths(batch.column("content"))
-    others: int = (batch.nbytes - int(content.sum())) // max(batch.num_rows, 1)
-    return content + others
+def _row_bytes(batch: _Index) -> Ints:
+    content = np.zeros(batch.rows, np.int64) if batch.content is None else batch.content
+    return np.asarray(content + (batch.size - int(content.sum())) // max(batch.rows, 1))
 
 
 def _pick(batch: pa.RecordBatch, hits: Ints) -> list[pa.RecordBatch]:

@@ -293,16 +293,20 @@ class RunFiles:
                 kept = set(keys)
                 self._segments = {key: one for key, one in self._segments.items() if key[0] != table or key in kept}
                 for key in keys:
-                    segment = self._segments.get(key)
-                    if segment is None:
-                        segment = Segment(self.folder, self._run, table, key[1])
-                        self._segments[key] = segment
+                    if key not in self._segments:
+                        self._segments[key] = Segment(self.folder, self._run, table, key[1])
+                    current.append(self._segments[key])
+
+                def follow(segment: Segment) -> str | None:
                     try:
                         segment.follow(directory)
                     except FormatError as error:
-                        unopened.append(str(error))
+                        return str(error)
                     _HELD.use(segment)
-                    current.append(segment)
+                    return None
+
+                grown = [segment for segment in current if segment.grew(directory)]
+                unopened += filter(None, in_threads(follow, grown))
         except FileNotFoundError as error:
             if Path(error.filename or "").suffix:
                 raise  # a segment that was listed has been compacted meanwhile
