@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
-from functools import cached_property, lru_cache, partial
+from contextlib import ExitStack, contextmanager
+from functools import cache, cached_property, lru_cache, partial
 from itertools import pairwise
 from pathlib import Path
 
@@ -20,7 +20,7 @@ from layerscope.stats import spec
 from layerscope.store.columns import dtype_of, lengths, numbers, values
 from layerscope.store.files import ASIDE, Directory, checksum, damaged, opened, read_range
 from layerscope.store.format import BY_SERIES, KEPT, NULLABLE, PARTS, SCHEMA, TEXTS, VERSION, PartEntry
-from layerscope.store.manifests import check_version
+from layerscope.store.manifests import check_version, unreadable
 from layerscope.store.wanted import Wanted
 
 ROW_GROUP = {table: 2_048 if table == "bits" else 16_384 for table in SCHEMA}
@@ -28,6 +28,7 @@ _FLOATS = ["scale", "value", *spec.SUMS, *spec.EXTREMES]
 _GROUPS_AT_ONCE = 8
 _CONTENT_BYTES = 1 << 20  # of a row group: what is read to find one array
 Task = Callable[[], list[pa.Table]]
+Handle = Callable[[], int]  # gives what a file is read by
 _UNREADABLE = (pa.ArrowException, OSError, ValueError, MemoryError)
 #: Bounds of a part; docs/format.md states them.
 MOST_FOOTER = 256 << 20
@@ -223,7 +224,7 @@ class Part:
         return f"{self.path} is damaged: {rows} rows were left out (in row group {group} {reason})."
 
     @contextmanager
-    def _reader(self, group: int, names: list[str]) -> Iterator[pq.ParquetFile]:
+    def _reader(self, group: int, names: list[str], handle: Handle) -> Iterator[pq.ParquetFile]:
         """A reader of some chunks that no other thread has at the moment, since reading changes it."""
         chunks = [self._chunk(group, place) for name in names for place in self._leaves[name]]
         try:
@@ -232,9 +233,8 @@ class Part:
             source = _Verified(self.entry.size)
             options = {"page_checksum_verification": True, "pre_buffer": False}
             reader = pq.ParquetFile(pa.PythonFile(source, mode="r"), metadata=self._metadata, **options)
-        source.allowed = dict(chunks)
-        with opened(self._folder, PARTS, self._table) as directory, directory.open(self.entry.file) as source.handle:
-            yield reader
+        source.allowed, source.handle = dict(chunks), handle()
+        yield reader
         self._idle.append((reader, source))
 
     def _chunk(self, group: int, place: int) -> tuple[tuple[int, int], int]:
@@ -352,16 +352,25 @@ class Part:
     def read(self, groups: list[int], columns: list[str], wanted: Wanted) -> list[pa.Table]:
         """The wanted rows of some row groups."""
         names = self._needed(columns, wanted)
-        tables = (self._sound(group, names, wanted) for group in groups)
+        with ExitStack() as stack:
+
+            @cache
+            def handle() -> int:  # opened once, and only if something is not at hand
+                directory = stack.enter_context(opened(self._folder, PARTS, self._table))
+                return stack.enter_context(directory.open(self.entry.file))
+
+            tables = [self._sound(group, names, wanted, handle) for group in groups]
         return [self._complete(table, columns) for table in tables if table is not None and table.num_rows]
 
-    def _sound(self, group: int, names: list[str], wanted: Wanted) -> pa.Table | None:
+    def _sound(self, group: int, names: list[str], wanted: Wanted, handle: Handle) -> pa.Table | None:
         """The wanted rows of a row group, None if it cannot be trusted."""
         try:
-            return _chosen(self._group(group, names, wanted), names, wanted)
+            return _chosen(self._group(group, names, wanted, handle), names, wanted)
         except FileNotFoundError:
             raise
         except _UNREADABLE as error:
+            if isinstance(error, OSError) and error.errno:  # of the system, not of the file
+                raise unreadable(self.path, error) from None
             self._faults[group] = _reason(error)
             return None
 
@@ -374,11 +383,11 @@ class Part:
         keys = () if wanted.everything else ("series", "step")
         return [name for name in dict.fromkeys((*columns, *keys)) if name in self._names]
 
-    def _group(self, group: int, names: list[str], wanted: Wanted) -> pa.Table:
+    def _group(self, group: int, names: list[str], wanted: Wanted, handle: Handle) -> pa.Table:
         def read() -> pa.Table:
             alike = self.alike(group, names)
             read = [name for name in names if name not in alike]
-            with self._reader(group, read) as reader:
+            with self._reader(group, read, handle) as reader:
                 others = _trusted(reader.read_row_group(group, read, use_threads=False), self.rows_of(group))
             if not alike:
                 return others

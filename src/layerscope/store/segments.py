@@ -111,9 +111,13 @@ class SegmentWriter:
     def _append(self, payload: pa.Buffer) -> None:
         assert self._handle is not None
         content = memoryview(payload)
-        for part in (memoryview(framed(content)), content):
-            while len(part):
-                part = part[os.write(self._handle, part) :]
+        parts = [memoryview(framed(content)), content]
+        while parts:
+            written = os.writev(self._handle, parts)
+            while parts and written >= len(parts[0]):
+                written -= len(parts.pop(0))
+            if parts:
+                parts[0] = parts[0][written:]
         self._size += FRAME.size + len(content)
 
 
