@@ -65,7 +65,14 @@ def train(way: str, rank: int, run_of: Any) -> Bits:
             before = {name: local(parameter).clone() for name, parameter in model.named_parameters()}
             optimizer.zero_grad()
             output = model(torch.randn(4, 6))
-            output.square().mean().backward()
+            loss = output.square().mean()
+            if way == "ddp":  # what this process adds: nothing is accumulated, so nothing is reduced
+                own = torch.autograd.grad(loss, list(model.parameters()), retain_graph=True)
+                for (name, _), gradient in zip(model.named_parameters(), own, strict=True):
+                    keep(step, name, "weight_grad@loss", gradient)
+            loss.backward()
+            if run is not None and way == "ddp":
+                run.gradients("loss")
             optimizer.step()
             keep(step, "(model)", "output.0", output)
             for name, parameter in model.named_parameters():
@@ -85,7 +92,7 @@ def check(folder: Path, bits: Bits, way: str, *, everything: bool) -> None:
     read = ls.open(folder)
     statistics = ("count", "mean", "rms", "min", "max")
     rows = read.stats(stat=list(statistics)).arrow().to_pylist()
-    kinds = ("output", "weight", "weight_grad", "update", "optimizer")
+    kinds = ("output", "weight", "weight_grad", "update", "optimizer", "tensor_grad")
     found = {(row["step"], row["site"], row["port"]): row for row in rows if row["kind"] in kinds}
     assert not [text for text in read.events()["text"] if text != "Recording ended."]
     for key, tensor in bits.items():
@@ -93,7 +100,8 @@ def check(folder: Path, bits: Bits, way: str, *, everything: bool) -> None:
         if port in (["state"], []) or (port[0] in ("update", "state.exp_avg") and not everything):
             continue
         row = found[int(step), site, port[0]]
-        assert row["local"] == ("shard" if way == "fsdp" and site != "(model)" else ""), key
+        local = "shard" if way == "fsdp" and site != "(model)" else "before reduction" if "@" in port[0] else ""
+        assert row["local"] == local, key
         x = tensor.double()
         expected = [x.numel(), x.mean(), x.square().mean().sqrt(), *((x.min(), x.max()) if x.numel() else (0, 0))]
         for name, value in zip(statistics, expected, strict=True):

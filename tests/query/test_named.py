@@ -192,7 +192,8 @@ def test_a_parameter_is_found_by_its_node_in_every_iteration_and_has_no_samples(
             for name in ("net", "net."):
                 found = named.statistics(30, name, "0.weight", iteration, sample=sample)
                 check(found, drawn(30, "0.weight", 1, None))
-        check(named.statistics(30, "net", "0.weight", iteration, "loss_a"), drawn(30, "0.weight", 1, ""))
+        check(named.statistics(30, "net", "0.weight", iteration, ""), drawn(30, "0.weight", 1, ""))
+        assert named.statistics(30, "net", "0.weight", iteration, "loss_a") == {}  # which was not recorded
     steps, values = named.history("net", "mean", "0.weight", sample=4)
     assert steps.tolist() == [*STEPS]
     np.testing.assert_allclose(values, [drawn(step, "0.weight", 1, None).astype(float).mean() for step in STEPS])

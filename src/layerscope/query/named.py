@@ -34,8 +34,8 @@ class Named:
     """The named tensors of a run as they were when it was asked for: `steps()`, `graph()`, `statistics()`, `values()`.
 
     A tensor is found by its name, its role where it has one, and the iteration of the step. `loss=None` is its value;
-    else its gradient, `""` of a loss that was given no name. A parameter of the model is the same in every iteration,
-    and has one gradient.
+    else its gradient, `""` of a loss that was given no name. A parameter of the model is the same in every iteration;
+    its gradient is what the loss added to it, or in a run that names no losses the gradient that was applied.
     """
 
     def __init__(self, reader: Reader, rank: int = 0) -> None:
@@ -150,12 +150,20 @@ class Named:
 
     def _numbers(self, name: str, role: str, iteration: int, loss: str | None) -> Numbers:
         """The series of a tensor: of a recorded one, else of a parameter."""
-        kind, of_parameter = (Kind.TENSOR, Kind.WEIGHT) if loss is None else (Kind.TENSOR_GRAD, Kind.WEIGHT_GRAD)
+        kind = Kind.TENSOR if loss is None else Kind.TENSOR_GRAD
         bare, _, context = name.partition("@")  # as the graphs name what was recorded in a context
         key = (named_site(bare, iteration), gradient_port(role, loss or ""), kind.value, context)
+        return self._series.get(key) or self._series.get((*self.of_parameter(name, role, loss), "")) or ()
+
+    def of_parameter(self, name: str, role: str, loss: str | None) -> tuple[str, str, str]:
+        """Site, port and kind of a parameter's weights, or of its gradient: what a loss added to it.
+
+        Where losses have no names, that is the gradient as it was applied.
+        """
         base = name.removesuffix(".")  # so marked where a recorded tensor has the name of the parameter's module
-        site, word = f"{base}.{role}" if role else base, of_parameter.value
-        return self._series.get(key) or self._series.get((site, word, word, "")) or ()
+        site, word = f"{base}.{role}" if role else base, (Kind.WEIGHT if loss is None else Kind.WEIGHT_GRAD).value
+        added = (site, gradient_port(word, loss or ""), Kind.TENSOR_GRAD.value)
+        return added if loss or (loss is not None and (*added, "") in self._series) else (site, word, word)
 
     @cached_property
     def _series(self) -> dict[tuple[str, str, str, str], Numbers]:
@@ -206,7 +214,12 @@ class Named:
     @cached_property
     def _parameters(self) -> set[Numbers]:
         kinds = (Kind.WEIGHT.value, Kind.WEIGHT_GRAD.value)
-        return {numbers for (_, _, kind, _), numbers in self._series.items() if kind in kinds}
+        added = (Kind.WEIGHT_GRAD.value, Kind.TENSOR_GRAD.value)  # what a loss added to a gradient
+        return {
+            numbers
+            for (_, port, kind, _), numbers in self._series.items()
+            if kind in kinds or (port.partition("@")[0], kind) == added
+        }
 
 
 def _infos(table: pa.Table) -> list[StepInfo]:

@@ -122,7 +122,7 @@ def tensor_panel(named: Named, found: Found, places: Places, form: str, at: Sequ
         categories=choices.categories,
         losses=choices.losses,
         graph=dependency_view(found.graph, places, chosen.node, chosen.role),
-        **_place(chosen, node if stats else None),
+        **_place(named, chosen, node if stats else None),
         stat_names=tuple(stats),
         stats=np.array(list(stats.values()), np.float64),
         neurons=neurons,
@@ -130,14 +130,13 @@ def tensor_panel(named: Named, found: Found, places: Places, form: str, at: Sequ
     )
 
 
-def _place(chosen: Selection, node: NamedNode | None) -> dict[str, str]:
-    """Site, port and kind of the tensor's history; those of a parameter are the ordinary ones."""
+def _place(named: Named, chosen: Selection, node: NamedNode | None) -> dict[str, str]:
+    """Site, port and kind of the tensor's history."""
     if node is None:
         return {"site": "", "port": "", "kind": ""}
     if node.part is Part.PARAMETER:
-        kind = (Kind.WEIGHT if chosen.loss is None else Kind.WEIGHT_GRAD).value
-        parts = (chosen.node.removesuffix("."), chosen.role)  # so marked where a recorded tensor has the module's name
-        return {"site": ".".join(filter(None, parts)), "port": kind, "kind": kind}
+        found = named.of_parameter(chosen.node, chosen.role, chosen.loss)
+        return dict(zip(("site", "port", "kind"), found, strict=True))
     kind = (Kind.TENSOR if chosen.loss is None else Kind.TENSOR_GRAD).value
     port = gradient_port(chosen.role, chosen.loss or "")
     return {"site": named_site(chosen.node, chosen.iteration), "port": port, "kind": kind}
@@ -199,7 +198,7 @@ def _lacking(named: Named, found: Found, *, has_stats: bool, has_values: bool) -
     if not found.exists:
         return f"{chosen.node} is not in iteration {chosen.iteration} of step {chosen.step}.{_elsewhere(named, found)}"
     if not has_stats and chosen.loss is not None:
-        return "It has no gradient here: nothing that was differentiated depends on it, or it is no float."
+        return "It has no gradient here: nothing that was differentiated depends on it, or it was not recorded."
     if not has_stats:
         return "Nothing was recorded of it here."
     if has_values:

@@ -288,6 +288,7 @@ class Forwards:
             self._leave_behind(call)
             self._take_outputs(call, output)
         if not calls:  # calls are numbered within one outermost call
+            self._gradients.when_forwarded()
             thread.counts.clear()
             thread.told.clear()
             thread.frame = None

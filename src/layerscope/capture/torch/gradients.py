@@ -49,6 +49,7 @@ class Gradients:
         self._on_leaves: list[RemovableHandle] = []
         self._backwards: dict[Place, tuple[int, int]] = {}  # a forward of each outermost module, and its backward
         self.arrived = False
+        self.when_forwarded: Callable[[], None] = _nothing  # called when an outermost module was
         self.mixed = ""  # site of a module whose forwards belong to several backwards of the step
 
     def start_over(self) -> None:
@@ -173,6 +174,10 @@ class Gradients:
                     continue
                 norms = (part if is_wrapper(part) else _per_sample(part)) if norms is None else norms
                 self.intake.add(norms, place._replace(kind=norm, local=local))
+
+
+def _nothing() -> None:
+    pass
 
 
 def edge_of(tensor: Tensor) -> Edge:

@@ -61,7 +61,7 @@ class TorchListener:
         self.named = NamedTensors(self._gradients, self._guard, selection, settings, self._contexts)
         self._structure = Structure(report)
         self._forwards = Forwards(self._intake, self._gradients, self._guard, self._structure, self._contexts)
-        self._parameters = Parameters(self._intake, self._guard, selection)
+        self._parameters = Parameters(self._intake, self._guard, selection, self.named.contributions.end_backwards)
         self._told_unseen = self._told_mixed = False
         self._holds = False  # gradients to the end of a step, since AMP was seen to skip one
         self._compiled = self._compiled_modules()
@@ -179,7 +179,9 @@ class TorchListener:
             self._report(
                 "warning", "Gradients of outputs and inputs are left out: AMP's scale in this step is not known."
             )
-        deep, size = self.named.finish(step, now, scale) if now.entries or now.unread else ([], 0)
+        self.named.contributions.end_backwards()
+        finishing = now.entries or now.unread or self.named.contributions.is_named
+        deep, size = self.named.finish(step, now, scale) if finishing else ([], 0)
         taken = self._collector.finish(step, scales)
         if now.entries:
             records = (*taken.records, *deep)

@@ -10,16 +10,18 @@ import torch
 from torch import Tensor
 from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import _engine_run_backward
-from torch.nn.parameter import is_lazy
+from torch.nn.parameter import Parameter, is_lazy
 
 from layerscope.capture.dependencies import Dependence
 from layerscope.capture.named import Depth, Entry, NamedStep
 from layerscope.capture.torch.contexts import Contexts
+from layerscope.capture.torch.contributions import Contributions
 from layerscope.capture.torch.dependencies import Cut, StepTracer
 from layerscope.capture.torch.gradients import Gradients
 from layerscope.capture.torch.guard import Guard
 from layerscope.capture.torch.hooks import is_recorded_by_others
-from layerscope.capture.torch.shards import local_part
+from layerscope.capture.torch.intake import Place
+from layerscope.capture.torch.shards import BEFORE_REDUCTION, local_part
 from layerscope.capture.torch.taken import Ending, Places, Take
 from layerscope.capture.torch.taking import Taker
 from layerscope.capture.torch.targets import Selection
@@ -32,10 +34,15 @@ from layerscope.records import (
     gradient_port,
     named_site,
 )
+from layerscope.stats.torch import is_wrapper
 
 _backward = torch._C._current_graph_task_id  # the one that runs on this thread; -1 for none
 #: The frames of a backward, and of a function in it that Python computes: checkpointing begins a backward there.
 _RUNNING, _OWN_FUNCTION = _engine_run_backward.__code__, BackwardCFunction.apply.__code__
+_SHARDS = (
+    "What each loss adds to the gradients of sharded parameters is not recorded: FSDP adds the gradients up elsewhere. "
+    "Their gradients of all losses together are."
+)
 
 
 class Settings(NamedTuple):
@@ -63,6 +70,8 @@ class NamedTensors:
         self._series: dict[tuple[object, ...], int] = {}
         self._with_gradients = Kind.TENSOR_GRAD in selection.kinds
         self._used = False  # in this run
+        self.contributions = Contributions(guard, self._notice_backward)
+        gradients.when_forwarded = self.contributions.look_again
         self._tracer: StepTracer | None = None
         self._thread = 0  # on which the step began
         self._whole = False  # traced from the beginning of the step
@@ -81,9 +90,14 @@ class NamedTensors:
         """Make ready for a step; it is traced if that is wanted and somebody names tensors."""
         self.start_over()
         self._thread = threading.get_ident()
+        if self._with_gradients and self.contributions.is_named is not False and not self._selection.is_bare:
+            self._guard.run(self._follow_parameters)
         if traced and (expected or self._used or self._selection.is_bare) and not is_recorded_by_others():
             self._guard.run(self._trace)
             self._whole = self._tracer is not None
+
+    def _follow_parameters(self) -> None:
+        self.contributions.follow(self._selection.targets().parameters)
 
     def _trace(self) -> None:
         self._tracer = StepTracer(self._selection.model)
@@ -93,6 +107,7 @@ class NamedTensors:
         tracer, self._tracer, self._whole = self._tracer, None, False
         if tracer is not None:
             tracer.leave()
+        self.contributions.start_over()
         if self._taken or self._arrived or self._losses or self._early or self._backward is not None:
             self._forget()
 
@@ -165,26 +180,47 @@ class NamedTensors:
             self._guard.run(self._follow, entry, tensor, _outermost_backward())
 
     def _follow(self, entry: Entry, tensor: Tensor, backward: int | None = None) -> None:
-        self._gradients.when_computed(tensor, self._arrive, entry, backward)
+        if isinstance(tensor, Parameter) and tensor.is_leaf and not is_wrapper(tensor):
+            if entry not in self.contributions.recorded.setdefault(tensor, []):
+                self.contributions.recorded[tensor].append(entry)
+            self.contributions.follow([tensor])
+        else:
+            self._gradients.when_computed(tensor, self._arrive, entry, backward)
 
-    def _arrive(self, gradient: Tensor, entry: Entry, backward: int | None) -> None:
+    def _notice_backward(self, backward: int | None = None) -> None:
+        """A gradient has come: if it is of another backward than those before, nobody has said what they were of."""
         if backward is None and _backward() != self._backward:
             backward = _outermost_backward()
-        another = backward is not None and backward != self._backward
-        if entry in self._arrived or (self._arrived and another):  # and nobody has said what the first was of
+        if backward is not None and backward != self._backward:
+            if self._has_arrived:
+                self._name("")
+            self._backward = backward
+
+    @property
+    def _has_arrived(self) -> bool:
+        """Whether there are gradients whose loss has no name yet."""
+        return bool(self._arrived or self.contributions.waiting)
+
+    def _arrive(self, gradient: Tensor, entry: Entry, backward: int | None) -> None:
+        self._notice_backward(backward)
+        if entry in self._arrived:
             self._name("")
-        self._backward = backward if another else self._backward
+        take = self._take(gradient, entry)
+        if take is not None:
+            self._arrived[entry] = take
+
+    def _take(self, gradient: Tensor, entry: Entry) -> Take | None:
         part, local = local_part(gradient)
-        if tuple(part.shape) != entry.shape:
+        if part is not gradient and tuple(part.shape) != entry.shape:
             what = f"The gradient of {entry.name!r}"
             self._intake.tell_once(
                 what, f"{what} is not recorded: it is spread over processes otherwise than its tensor."
             )
-            return
+            return None
         take = self._taker.take(entry, part, is_value=False)
         if take is not None:
             take.local = local
-            self._arrived[entry] = take
+        return take
 
     def link(self, source: Any, target: Any) -> None:
         """Let one entry or tensor depend on another."""
@@ -194,25 +230,67 @@ class NamedTensors:
     def name_gradients(self, loss: str) -> None:
         """Give a name to the loss whose gradients have arrived since the last time."""
         known = {take.entry for take in self._taken if not take.is_value and take.loss == loss}
-        for entry in self._arrived:
+        waiting = self.contributions.waiting
+        recorded = (
+            each for tensor, several in self.contributions.recorded.items() if tensor in waiting for each in several
+        )
+        for entry in (*self._arrived, *recorded):
             if entry in known:
                 raise StateError(
                     f"The gradient of {entry.name!r} for {loss!r} has arrived twice in this step. Call gradients() "
                     "after each backward, with a name for each loss."
                 )
-        if self._arrived:
+        late = not self.contributions.is_named and self._learn_of_losses(loss)
+        if self._has_arrived:
+            self._gradients.arrived = True
             self._early.pop(loss, None)
             self._guard.run(self._name, loss)
-        else:
+        elif not late:
             self._early[loss] = None
+
+    def _learn_of_losses(self, loss: str) -> bool:
+        """The training names its losses from now on; whether that came too late for this one."""
+        late, self.contributions.is_named = self.contributions.is_named is False, True
+        if self._selection.is_bare or not self._with_gradients:
+            return False
+        if late:
+            self._guard.run(self._follow_parameters)
+            self._intake.report(
+                f"gradients({loss!r}) came for the first time, and after an optimizer had stepped: what it adds to "
+                "gradients of parameters is recorded from the next recorded step on. Call it right after backward()."
+            )
+        if any(is_wrapper(parameter) for parameter in self._selection.targets().parameters):
+            self._intake.tell_once("shards", _SHARDS)
+        return late
 
     def _name(self, loss: str) -> None:
         loss = loss or self._unsaid()
         self._losses.append(loss)
-        arrived, self._arrived = self._arrived, {}
-        for take in arrived.values():
+        arrived, self._arrived = list(self._arrived.values()), {}
+        for parameter, gradient in self.contributions.name(loss).items():
+            takes = [self._take(gradient, entry) for entry in self.contributions.recorded.get(parameter, ())]
+            arrived += [take for take in takes if take is not None]
+        for take in arrived:
             take.loss = loss
             self._count(take)
+
+    def _count_parameters(self) -> None:
+        """Put what each loss added to the gradients of parameters into its series."""
+        names = self._selection.targets().parameters
+        where = torch.distributed
+        local = BEFORE_REDUCTION if where.is_available() and where.is_initialized() else ""
+        what = (Kind.TENSOR_GRAD, Mode.TRAIN, Reading.BACKWARD, "", local)
+        self._intake.add_all(
+            [
+                (
+                    gradient,
+                    [Place(name, gradient_port(Kind.WEIGHT_GRAD.value, loss), *what) for name in names[parameter]],
+                )
+                for loss, sums in self.contributions.of_loss.items()
+                for parameter, gradient in sums.items()
+                if parameter in names
+            ]
+        )
 
     def _unsaid(self) -> str:
         """What to call a loss that nobody has named in time."""
@@ -226,8 +304,10 @@ class NamedTensors:
 
         `scale` is what gradients were multiplied by, if that is known.
         """
-        if self._arrived:
+        if self._has_arrived:
             self._name("")
+        if self.contributions.is_named:
+            self._count_parameters()
         now.losses = dict.fromkeys(self._losses)
         self._tell_lowered()
         self._tell_unread(now)

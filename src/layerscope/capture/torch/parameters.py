@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import torch
 from torch import Tensor
@@ -34,10 +34,13 @@ _SMALLEST_SAFE = 1e-15  # below, squares may have been lost in float32
 class Parameters:
     """Reads the chosen parameters, their gradients and updates, the optimizer's state and the buffers."""
 
-    def __init__(self, intake: Intake, guard: Guard, selection: Selection) -> None:
+    def __init__(
+        self, intake: Intake, guard: Guard, selection: Selection, before_step: Callable[[], None] = lambda: None
+    ) -> None:
         self._intake = intake
         self._guard = guard
         self._selection = selection
+        self._tell_step = before_step
         self._optimizers = selection.optimizers  # none: whichever steps
         self._targets: Targets
         self._memory: dict[Tensor, Tensor] = {}  # for copies of the weights
@@ -116,6 +119,7 @@ class Parameters:
 
     def _before_step(self, optimizer: Optimizer, args: object, kwargs: object) -> None:
         self._stepping[optimizer] += 1
+        self._tell_step()
         if not any(True for _ in self._parameters_of(optimizer)):  # replaced since the step began, as FSDP does
             self._targets = self._selection.targets()
         if self._stepping[optimizer] == 1 and Kind.UPDATE in self._targets.kinds:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from layerscope.stats.torch import is_wrapper
 
+SHARD, BEFORE_REDUCTION = "shard", "before reduction"
 _HOME = "torch.distributed.tensor"
 
 
@@ -25,6 +26,6 @@ def local_part(tensor: Tensor) -> tuple[Tensor, str]:
     with torch.no_grad():
         part = tensor.to_local()
     placements = tensor.placements
-    words = ["shard"] if any(not (each.is_replicate() or each.is_partial()) for each in placements) else []
-    words += ["before reduction"] if any(each.is_partial() for each in placements) else []
+    words = [SHARD] if any(not (each.is_replicate() or each.is_partial()) for each in placements) else []
+    words += [BEFORE_REDUCTION] if any(each.is_partial() for each in placements) else []
     return part, ", ".join(words)
