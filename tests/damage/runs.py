@@ -52,7 +52,8 @@ def _record(folder: Path, steps: range, rank: int) -> None:
 
 
 def _graph() -> Graph:
-    modules = tuple(ModuleNode(f"layer.{at}", "Linear", 12 * at, f"in={at}") for at in range(3))
+    layers = (ModuleNode(f"layer.{at}", "Linear", 12 * at, f"in={at}") for at in range(3))
+    modules = (ModuleNode("(model)", "Net", 0, ""), ModuleNode("layer", "ModuleList", 0, ""), *layers)
     ports = tuple(((f"output.{at}", (at, 3)),) for at in range(3))
     calls = tuple(CallNode(f"layer.{at}", f"layer.{at}", "", ports[at], ports[at]) for at in range(3))
     edges = tuple(Edge(f"layer.{at}", "output.0", f"layer.{at + 1}", "input.0") for at in range(2))

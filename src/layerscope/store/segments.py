@@ -262,6 +262,8 @@ class Segment:
         if any(about.get(key) != value for key, value in expected.items()):
             raise damaged(self.path, "its name does not fit its content", "Give it back its name.")
         known = SEGMENT_SCHEMA[self._table]
+        if missing := [name for name in known.names if name not in schema.names and name not in NULLABLE]:
+            raise damaged(self.path, f"it lacks the columns {', '.join(missing)}")
         for column in schema:
             if column.name in known.names and column.type != known.field(column.name).type:
                 raise damaged(self.path, f"its column {column.name!r} is {column.type}")
