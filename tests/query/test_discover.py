@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from layerscope.errors import StoreError
+from layerscope.errors import FormatError, StoreError
 from layerscope.query.discover import find_runs
+from layerscope.query.run import Run
 
 
 def run_at(folder: Path) -> Path:
@@ -43,11 +44,23 @@ def test_links_below_the_folder_are_not_followed_but_the_folder_may_be_one(tmp_p
     inside = run_at(tmp_path / "project/run")
     (tmp_path / "project/link").symlink_to(outside)
     (tmp_path / "project/up").symlink_to(tmp_path)
-    (tmp_path / "project/fake").mkdir()
-    (tmp_path / "project/fake/run.json").symlink_to(outside / "run.json")
     assert find_runs(tmp_path / "project").runs == [inside]
     (tmp_path / "entry").symlink_to(tmp_path / "project")
     assert find_runs(tmp_path / "entry").runs == [tmp_path / "entry/run"]
+
+
+def test_a_run_whose_manifest_is_a_link_or_a_pipe_is_found_and_refused(tmp_path: Path) -> None:
+    outside = run_at(tmp_path / "outside/run")
+    for name in ("link", "pipe", "folder"):
+        (tmp_path / "project" / name).mkdir(parents=True)
+    (tmp_path / "project/link/run.json").symlink_to(outside / "run.json")
+    os.mkfifo(tmp_path / "project/pipe/run.json")
+    (tmp_path / "project/folder/run.json").mkdir()
+    found = find_runs(tmp_path / "project").runs
+    assert [path.name for path in found] == ["link", "pipe"]
+    for path in found:
+        with pytest.raises(FormatError, match="is a link or no regular file"):
+            Run(path)
 
 
 def test_an_unreadable_folder_is_skipped_with_a_word(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,18 +21,22 @@ COLOURS = {Severity.ERROR: "bold red", Severity.WARNING: "yellow", Severity.NOTE
 
 
 def check_runs(options: argparse.Namespace) -> int:
-    """Say of every run what is wrong with it; the exit code is 1 if one has an error, 2 if one cannot be read."""
+    """Say of every run what is wrong with it; the exit code is 1 if one has an error, 2 if something cannot be read."""
     found: dict[str, Diagnosis] = {}
 
     def one(path: Path, several: bool) -> None:  # noqa: FBT001  what `each_run` calls
         found[str(path)] = diagnosis = check(path)
         if not options.json:
             _tell(path, diagnosis)
+        for problem in diagnosis.problems:
+            complain(problem if str(path) in problem else f"{path}: {problem}")
 
     code = max(_each(path, one) for path in options.runs)
     if options.json:
         console().print(as_json(found), markup=False)
     broken = any(diagnosis.count(Severity.ERROR) for diagnosis in found.values())
+    if any(diagnosis.problems for diagnosis in found.values()):
+        code = TROUBLE
     return code if code != SOUND else BROKEN if broken else SOUND
 
 

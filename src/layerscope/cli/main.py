@@ -46,7 +46,8 @@ CHECK_EXAMPLES = """examples:
   layerscope check runs/first --json      for other programs
   layerscope check runs/first || exit 1   in CI: stop if it is broken
 
-exit code: 0 sound, or nothing worse than warnings and notes; 1 a finding is an error; 2 a run cannot be read
+exit code: 0 sound, or nothing worse than warnings and notes; 1 a finding is an error; 2 a run, or a part
+of it, cannot be read
 """
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from rich.text import Text
 
 from layerscope.cli.each import each_run
-from layerscope.cli.output import console
+from layerscope.cli.output import complain, console
 from layerscope.query.run import Run
 from layerscope.query.table import Table
 from layerscope.viz import text
@@ -34,5 +34,7 @@ def show(options: argparse.Namespace) -> int:
         if several:
             console().print(Text(str(path), "bold"))
         console().print(text.table(content))
+        for problem in run.problems:
+            complain(f"{path}: {problem}" if several else problem)
 
     return each_run(options.path, one)

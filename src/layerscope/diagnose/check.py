@@ -14,6 +14,7 @@ from layerscope.diagnose.not_finite import loss_not_finite, not_finite
 from layerscope.diagnose.outputs import dead_units
 from layerscope.diagnose.recording import FEWEST_STEPS, Recording
 from layerscope.diagnose.weights import stuck_weights, update_ratio, zero_gradients
+from layerscope.query.opened import problems_of
 from layerscope.records import Kind
 
 
@@ -116,7 +117,8 @@ def check(folder: Path) -> Diagnosis:
     not_checked = tuple(NotChecked(name, reason) for name, reason in lacking.items())
     sites = {site for found in findings for site in (found.site, *(each.site for each in found.evidence))}
     classes = {site: name for site in sorted(sites) if (name := recording.class_of(site))}
-    return Diagnosis(by_cause(findings), not_checked, len(checked), recording.reader.last_step, classes)
+    last_step, problems = recording.reader.last_step, tuple(problems_of(recording.reader))
+    return Diagnosis(by_cause(findings), not_checked, len(checked), last_step, classes, problems)
 
 
 def _applied(rules: Iterable[Rule], recording: Recording, checked: set[str], lacking: dict[str, str]) -> list[Finding]:

@@ -71,6 +71,7 @@ class Diagnosis:
     checked: int  # how many rules were applied
     last_step: int | None  # of what was recorded by then
     classes: Mapping[str, str] = field(default_factory=dict)  # of the modules that the sites above are of, where known
+    problems: tuple[str, ...] = ()  # what of the run could not be read
 
     def all_findings(self) -> list[Finding]:
         """Causes and consequences, each cause before its own."""

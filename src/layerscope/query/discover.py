@@ -96,9 +96,12 @@ def is_still_run(root: Path, run: Path) -> bool:
 
 
 def _is_run(folder: Path) -> bool:
-    """Whether the folder has a run's manifest: the one look that tells a run apart, without listing the folder."""
+    """Whether the folder has a run's manifest: the one look that tells a run apart, without listing the folder.
+
+    A link, a pipe or a device in its place counts: who opens the run says what is wrong with it, and follows no link.
+    """
     try:
-        return stat.S_ISREG((folder / RUN).lstat().st_mode)
+        return not stat.S_ISDIR((folder / RUN).lstat().st_mode)
     except FileNotFoundError:
         return False
 

@@ -39,8 +39,7 @@ class OpenedRun:
     @property
     def problems(self) -> list[str]:
         """What could not be read, one sentence each; empty for a sound run."""
-        left_out = [f"{count} {what} were left out." for what, count in self._reader.problems.items() if count]
-        return [*left_out, *self._reader.damage()]
+        return problems_of(self._reader)
 
     @property
     def last_step(self) -> int | None:
@@ -94,3 +93,9 @@ class OpenedRun:
         if self._named is None or self._named[0] != revision:
             self._named = (revision, Named(self._reader))
         return self._named[1]
+
+
+def problems_of(reader: Reader) -> list[str]:
+    """What a reader has left out so far, and which files are damaged or missing, one sentence each."""
+    left_out = [f"{count} {what} were left out." for what, count in reader.problems.items() if count]
+    return [*left_out, *reader.damage()]

@@ -27,6 +27,7 @@ from layerscope.store.columns import values
 from layerscope.store.manifests import read_manifest
 from layerscope.store.parts import Lately
 from layerscope.store.passes import passes_revision
+from layerscope.store.unread import unread_problems
 from layerscope.viz.scalar import kpis_in_order
 
 Compactor = Callable[[Path], None]
@@ -270,11 +271,12 @@ class Catalogue:
             opened, known = self._looked_at(name, path)
             with opened.lock:
                 status, revision = opened.run.status(), opened.run.revision
-                state = (status, revision, known.problems_of(opened.run, revision))
-                if known.entry is None or known.entry[0] != state:
+                state = (status, revision, passes_revision(path))
+                if known.entry is None or known.entry[0] != (*state, known.problems_of(opened.run, revision)):
                     entry = described(name, status, opened.run)
                     problems = known.problems_of(opened.run, revision)
-                    known.entry = ((status, revision, problems), replace(entry, problem=shortened(problems)))
+                    told = dict.fromkeys((*problems, *unread_problems(path)))
+                    known.entry = ((*state, problems), replace(entry, problem=shortened(list(told))))
                 entry = known.entry[1]
             return replace(entry, findings=self.diagnoses.counts(path, revision))
         except Exception as error:  # noqa: BLE001  a border: one run must not hide the others

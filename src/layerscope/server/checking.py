@@ -11,15 +11,15 @@ from layerscope.diagnose.check import check
 from layerscope.diagnose.finding import Diagnosis, Evidence, Finding, NotChecked, Severity
 from layerscope.errors import StoreError
 from layerscope.server.aside import run_aside
-from layerscope.store.format import PARTS, SEGMENTS
+from layerscope.store.reader import Reader
 
-LARGE = 8 * 2**20  # bytes of moments: below it, starting a process takes longer than the check
+LARGE = 200_000  # rows of moments: below it, starting a process takes longer than the check
 
 
 def checked(run: Path) -> Diagnosis:
     """What is wrong with a run, wherever that is found out."""
-    moments = sum(file.stat().st_size for kept in (PARTS, SEGMENTS) for file in (run / kept / "moments").glob("*"))
-    return check(run) if moments < LARGE else checked_in_another_process(run)
+    rows = sum(piece.rows for piece in Reader(run).moment_pieces(None))
+    return check(run) if rows < LARGE else checked_in_another_process(run)
 
 
 def checked_in_another_process(run: Path) -> Diagnosis:
@@ -36,6 +36,7 @@ def checked_in_another_process(run: Path) -> Diagnosis:
         checked=found["checked"],
         last_step=found["last_step"],
         classes=found["classes"],
+        problems=tuple(found["problems"]),
     )
 
 

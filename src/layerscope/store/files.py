@@ -46,6 +46,11 @@ class Directory:
         """Names of the folders, in no order."""
         return [entry.name for entry in self._entries() if entry.is_dir(follow_symlinks=False)]
 
+    def problems(self) -> list[str]:
+        """A sentence for everything that is neither a regular file nor a folder: nothing of it is read."""
+        entries = (entry for entry in self._entries() if not entry.is_dir(follow_symlinks=False))
+        return [str(self._not_regular(entry.name)) for entry in entries if not entry.is_file(follow_symlinks=False)]
+
     def _entries(self) -> list[os.DirEntry[str]]:
         with os.scandir(self.path if self._handle is None else self._handle) as entries:
             found = [entry for entry, _ in zip(entries, range(MOST_NAMES + 1), strict=False)]

@@ -61,13 +61,7 @@ def _first(rest: bytes) -> bytes:
 
 def read_json(directory: Directory, name: str, kind: str) -> dict[str, Any]:
     """Content of a JSON file of the run, after a look at its checksum, its bounds, its format and its version."""
-    path, content = directory.path / name, directory.read(name, MOST_BYTES[kind])
-    if content[:_FIRST_BYTES] != _first(content[_FIRST_BYTES:]):
-        raise damaged(path, "its bytes do not match its checksum")
-    if _nested(content) > MOST_NESTED and _nested(_STRING.sub(b"", content)) > MOST_NESTED:
-        raise damaged(path, f"it is nested more than {MOST_NESTED} times")
-    if content.count(b",") + content.count(b"[") + content.count(b"{") > MOST_ITEMS:
-        raise damaged(path, f"it holds more than {MOST_ITEMS:,} values")
+    path, content = directory.path / name, verified(directory, name, kind)
     try:
         found = json.loads(content)
     except (ValueError, RecursionError) as error:
@@ -76,6 +70,18 @@ def read_json(directory: Directory, name: str, kind: str) -> dict[str, Any]:
         raise damaged(path, f'it does not say "format": "layerscope-{kind}"')
     check_version(path, found.get("version"))
     return found
+
+
+def verified(directory: Directory, name: str, kind: str) -> bytes:
+    """The bytes of a JSON file of the run, after a look at its checksum and its bounds."""
+    path, content = directory.path / name, directory.read(name, MOST_BYTES[kind])
+    if content[:_FIRST_BYTES] != _first(content[_FIRST_BYTES:]):
+        raise damaged(path, "its bytes do not match its checksum")
+    if _nested(content) > MOST_NESTED and _nested(_STRING.sub(b"", content)) > MOST_NESTED:
+        raise damaged(path, f"it is nested more than {MOST_NESTED} times")
+    if content.count(b",") + content.count(b"[") + content.count(b"{") > MOST_ITEMS:
+        raise damaged(path, f"it holds more than {MOST_ITEMS:,} values")
+    return content
 
 
 def _nested(content: bytes) -> int:

@@ -35,6 +35,7 @@ MOST_FOOTER = 256 << 20
 MOST_ROWS = 1 << 16  # of a row group
 MOST_GROUP = 1 << 28  # bytes of a row group in memory, but of kept values, of which each can be larger
 MOST_KEPT = 3 << 30
+MOST_EQUAL = 1 << 20  # rows of a table that is read whole, beyond two for each byte: no more can be told apart
 _FOOTER_END = 8  # its length, and the magic bytes
 
 
@@ -263,9 +264,13 @@ class Part:
         check_version(self.path, int(about["version"][:9]) if about.get("version", "").isdecimal() else None)
         if self._metadata.num_rows != self.rows:
             raise self._damaged(f"it has {self._metadata.num_rows} rows instead of {self.rows}")
+        if self._table not in BY_SERIES and self.rows > MOST_EQUAL + 2 * self.size_bytes:
+            raise self._damaged(f"it claims {self.rows} rows in {self.size_bytes} bytes")
         if len(self._sums) != self._metadata.num_row_groups * self._metadata.num_columns:
             raise self._damaged(f"live.json has {len(self._sums)} checksums of its chunks")
         known = SCHEMA[self._table]
+        if missing := [name for name in known.names if name not in found.names and name not in NULLABLE]:
+            raise self._damaged(f"it lacks the columns {', '.join(missing)}")
         for column in found:
             if column.name in known.names and column.type != known.field(column.name).type:
                 raise self._damaged(f"its column {column.name!r} is {column.type}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 import re
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
@@ -152,31 +153,40 @@ def read_head(folder: Path) -> PassHead:
     """What is known of a trace but its tensors."""
     with _readable(folder) as directory, without_collection():
         plain = read_json(directory, RECORD, "pass")
+        outline = _outline(plain)
         frames = [Frame(*frame) for frame in plain["frames"]]
         calls = tuple(_from_json(ModuleCallRecord, row, frames) for row in plain["calls"])
         checksums = {name: str(plain["checksums"][name]) for name in (OPERATIONS, VALUES, GRADIENTS)}
         paths = [call.path for call in calls]
         record = PassRecord(
-            model=plain["model"],
+            model=outline.model,
             operations=read_operations(directory, OPERATIONS, checksums[OPERATIONS], frames, paths),
             calls=calls,
             parameters=tuple(_from_json(ParameterRecord, row, frames) for row in plain["parameters"]),
             modules=tuple((path, name) for path, name in plain["modules"]),
-            elapsed_s=plain["elapsed_s"],
+            elapsed_s=outline.elapsed_s,
             seed=plain["seed"],
-            failure=plain["failure"],
+            failure=outline.failure,
             stale=frozenset(plain["stale"]),
         )
         code = {(file, line): (first, tuple(lines)) for file, line, first, lines in plain["code"]}
-        return PassHead(record, code, plain["step"], checksums)
+        return PassHead(record, code, outline.step, checksums)
 
 
 def read_outline(folder: Path) -> PassOutline:
     """What a list of traces says of one; little is read for it."""
     with _readable(folder) as directory:
-        plain = read_json(directory, RECORD, "pass")
-        counts = {name: whole(plain[name]) for name in ("operations", "values", "gradients")}
-        return PassOutline(**{**{name: plain[name] for name in PassOutline.__slots__}, **counts})
+        return _outline(read_json(directory, RECORD, "pass"))
+
+
+def _outline(plain: Mapping[str, Any]) -> PassOutline:
+    """What pass.json says of the whole pass, each value of the type that it must have."""
+    elapsed_s, failure, step = float(plain["elapsed_s"]), plain["failure"], plain["step"]
+    if not (math.isfinite(elapsed_s) and isinstance(plain["model"], str) and isinstance(failure, str | None)):
+        raise ValueError("elapsed_s, model or failure")
+    counts = {name: whole(plain[name]) for name in ("operations", "values", "gradients")}
+    step = None if step is None else whole(step)
+    return PassOutline(model=plain["model"], elapsed_s=elapsed_s, failure=failure, step=step, **counts)
 
 
 @contextmanager

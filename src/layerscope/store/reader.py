@@ -50,8 +50,8 @@ class Reader(SmallTables):
         table = self._ordered("moments", table, history=history)
         return self._known(table).select([*KEYS, *chosen])
 
-    def moment_pieces(self, series: npt.ArrayLike) -> list[Piece]:
-        """The pieces of the files that may hold moments of some series, to read column by column."""
+    def moment_pieces(self, series: npt.ArrayLike | None) -> list[Piece]:
+        """The pieces of the files that may hold moments of some series, or of all, to read column by column."""
         return self._files.sources("moments").pieces(Wanted.of(series, None))
 
     def bits(self, series: npt.ArrayLike | None = None, steps: Steps = None, *, history: bool = False) -> pa.Table:

@@ -145,7 +145,6 @@ def overview(run: Run) -> RenderableType:
     if len(steps):
         title.append(f"  {len(steps)} steps, the last is {steps[-1]}")
     parts: list[RenderableType] = [title]
-    parts += [Text(problem, "red") for problem in run.problems]
     names = kpis_in_order(kpis.column_names)
     if names:
         parts.append(_kpis(names, [kpis.column(name) for name in names], steps))
@@ -156,6 +155,7 @@ def overview(run: Run) -> RenderableType:
         parts.append(Text(f"contexts: {', '.join(contexts)}"))
     parts += _cost(run.cost())
     parts.append(_sites(run))
+    parts[1:1] = [Text(problem, "red") for problem in run.problems]  # all that reading the rest has met
     return Group(*parts)
 
 

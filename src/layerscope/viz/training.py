@@ -86,6 +86,9 @@ def network_view(run: str, graph: Graph | None, parameters: Sequence[tuple[str, 
     classes = {"": "model"}
     for module in graph.modules if graph else ():
         path = "" if module.path == MODEL else module.path
+        for above in _chain(path):
+            own.setdefault(above, 0)
+            classes.setdefault(above, "")
         own[path], classes[path] = module.parameters, module.class_name
     for name, shape in parameters:
         owner = name.rpartition(".")[0]
