@@ -176,7 +176,7 @@ class Event:
     """Something that happened at a step: a note of the user's, a warning, dropped rows."""
 
     step: int
-    level: str  # "note", "info", "warning", "drop", "skipped" (a step whose update was not made)
+    level: str  # "note", "info", "warning", "drop", "skipped" (a step whose update was not made), "evaluation"
     text: str
     time_s: float
 

@@ -107,14 +107,17 @@ def test_nothing_is_left_behind(name: str, ending: str, tmp_path: Path) -> None:
     assert ls.open(tmp_path / "run").status() == "finished"
 
 
-def test_an_idle_step_has_no_hook_in_place(tmp_path: Path) -> None:
+@pytest.mark.parametrize("evaluation", [0, 16])
+def test_an_idle_step_has_no_hook_in_place_but_the_one_that_waits_for_an_evaluation(
+    evaluation: int, tmp_path: Path
+) -> None:
     model = MODELS["mlp"]()
     before = len(global_hooks._global_forward_hooks)
-    with ls.watch(model, to=tmp_path / "run", every=2) as run:
+    with ls.watch(model, to=tmp_path / "run", every=ls.Schedule(every=2, evaluation=evaluation)) as run:
         assert len(global_hooks._global_forward_hooks) > before
         run.step()
         assert len(global_hooks._global_forward_hooks) == before
-        assert not any(hooks_of(model))
+        assert sum(hooks_of(model)) == len(model._forward_pre_hooks) == (1 if evaluation else 0)
 
 
 def doubled(module: nn.Module, args: object, output: Tensor) -> Tensor:

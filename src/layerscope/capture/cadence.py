@@ -26,6 +26,7 @@ class Cadence:
         self._schedules = {
             glob: given if isinstance(given, Schedule) else Schedule(every=given) for glob, given in several.items()
         }
+        self.evaluation = max((schedule.evaluation for schedule in self._schedules.values()), default=0)
         self._of_type: dict[str, Schedule | None] = {}  # as far as they were asked for
         # Of each type its last recorded step, and the distance to the next.
         self._last: dict[str, tuple[int, float]] = {}

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -14,6 +14,7 @@ from layerscope.records import Extras, Kind, Mode, Reading, Record, Series, Sink
 from layerscope.stats import combine
 from layerscope.stats.kernel import Arena
 
+Rows = dict[int, list[int]]  # series → rows of the arena
 Identity = tuple[str, str, Kind, Mode, Reading, str, str, str]  # the last: context, local part and data type
 
 
@@ -37,7 +38,10 @@ class Collector:
         self._sink = sink
         self.arena = Arena()  # takes turns by itself
         self._numbers: dict[Identity, int] = {}
-        self._rows: dict[int, list[int]] = {}
+        self._rows: Rows = {}
+        self.aside: Hashable | None = None  # what the next rows belong to, if it may be something else than the step
+        self._aside: dict[Any, Rows] = {}
+        self._late: dict[int, Rows] = {}  # rows of other steps than the one in progress
         self._extras: dict[int, dict[str, float]] = {}
         self._readings: dict[int, Reading | None] = {}  # of series that a scale may be on
         self._lock = threading.Lock()  # forward hooks may run in several threads
@@ -45,7 +49,8 @@ class Collector:
     def count(self, row: int, identity: Identity, shape: tuple[int, ...]) -> None:
         """Count a summary in the arena into a series."""
         with self._lock:
-            self._rows.setdefault(self._number(identity, shape), []).append(row)
+            rows = self._rows if self.aside is None else self._aside.setdefault(self.aside, {})
+            rows.setdefault(self._number(identity, shape), []).append(row)
 
     def number(self, identity: Identity, shape: tuple[int, ...]) -> int:
         """Number of a series."""
@@ -75,16 +80,37 @@ class Collector:
         """Hand a record of another kind to the sink."""
         self._sink.put(record)
 
-    def has_rows(self) -> bool:
-        """Whether anything was counted in the step in progress."""
-        return bool(self._rows)
+    def has_rows(self, *, aside: bool = True) -> bool:
+        """Whether anything was counted in the step in progress, or put aside."""
+        return bool(self._rows or (aside and self._aside))
+
+    def put_aside(self) -> list[Any]:
+        """What rows were put aside for."""
+        return list(self._aside)
+
+    def settle(self, own: Iterable[Hashable], apart: Iterable[tuple[int, Any]]) -> None:
+        """Of the rows that were put aside, let some belong to the step in progress and some to the step they name."""
+        with self._lock:
+            for key in own:
+                _join(self._rows, self._aside[key])
+            for key in apart:
+                _join(self._late.setdefault(key[0], {}), self._aside[key])
+            self._aside = {}
+            self.aside = None
 
     def discard(self) -> None:
         """Forget the step in progress."""
         with self._lock:
-            self._rows, self._extras = {}, {}
             if len(self.arena):
-                self.arena.drain()
+                self._put_late(self.arena.drain(), self._extras)
+            self._rows, self._aside, self._extras, self.aside = {}, {}, {}, None
+
+    def _put_late(self, summaries: combine.Encoded, extras: Mapping[int, Mapping[str, float]]) -> None:
+        late, self._late = self._late, {}
+        for step, rows in late.items():
+            self._sink.put(_gathered(step, rows, summaries, {}))
+            if extras:
+                self._sink.put(_extras(step, rows, extras))
 
     def finish(self, step: int, scales: Mapping[Reading, float | None] = MappingProxyType({})) -> Taken:
         """The step's summaries; and start over.
@@ -96,6 +122,7 @@ class Collector:
             rows, self._rows = self._rows, {}
             extras, self._extras = self._extras, {}
             summaries = self.arena.drain()
+            self._put_late(summaries, extras)
         if any(scale != 1.0 for scale in scales.values()):
             scale_of = {n: scales.get(reading, 1.0) if (reading := self._readings[n]) else 1.0 for n in rows}
             factors = {number: scale for number, scale in scale_of.items() if scale is not None}
@@ -109,15 +136,18 @@ class Collector:
         return Taken(len(summaries.m), record.moments.nbytes + record.bits.nbytes, records)
 
 
+def _join(rows: Rows, others: Rows) -> None:
+    for number, members in others.items():
+        rows.setdefault(number, []).extend(members)
+
+
 def _scaled_at(identity: Identity) -> Reading | None:
     """When the gradients of a series were read, if a scale may have been on them then."""
     _, _, kind, _, reading, _, _, _ = identity
     return reading if reading is Reading.BACKWARD or (kind, reading) == (Kind.WEIGHT_GRAD, Reading.STEP) else None
 
 
-def _gathered(
-    step: int, rows: dict[int, list[int]], summaries: combine.Encoded, factors: Mapping[int, float]
-) -> Summaries:
+def _gathered(step: int, rows: Rows, summaries: combine.Encoded, factors: Mapping[int, float]) -> Summaries:
     """The step's record: a series with the very rows of another is an alias of it, behind those that are none."""
     owners: dict[tuple[int, ...], int] = {}
     aliases: dict[int, int] = {}
@@ -144,7 +174,7 @@ def _gathered(
     )
 
 
-def _extras(step: int, rows: dict[int, list[int]], extras: Mapping[int, Mapping[str, float]]) -> Extras:
+def _extras(step: int, rows: Rows, extras: Mapping[int, Mapping[str, float]]) -> Extras:
     """The numbers of each series; of several tensors in the step, their mean."""
     series, names, means = [], [], []
     for number, members in rows.items():

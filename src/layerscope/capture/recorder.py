@@ -64,8 +64,12 @@ class Listener(Protocol):
         """Take every hook away."""
         ...
 
-    def abandon(self) -> None:
-        """Hear nothing any more, without waiting for a lock; take the hooks away when it is safe."""
+    def pause(self) -> None:
+        """Hear nothing until the next step begins or ends."""
+        ...
+
+    def abandon(self, *, keep: bool = False) -> None:
+        """Hear nothing any more, without waiting for a lock, unless what was heard is kept; let hooks go when safe."""
         ...
 
     def discard(self) -> None:
@@ -74,6 +78,10 @@ class Listener(Protocol):
 
     def finish(self, step: int, now: NamedStep) -> Taken:
         """Read what is read at the end of a step and hand over all of the step."""
+        ...
+
+    def end_step(self, step: int, *, recorded: bool = False, held: bool = False) -> None:
+        """A step ends: it is recorded, or held for the case that it will be, or neither."""
         ...
 
     def keep(self, taken: Taken) -> None:
@@ -102,6 +110,11 @@ class When:
     keeping: Keeping = field(default_factory=Keeping)  # decides at the end of steps that the schedule does not want
     ring: int = 0  # of so many steps all is held after they ended
     depth: Depth = field(default_factory=Depth)
+
+    @property
+    def evaluation(self) -> int:
+        """How many forwards of an evaluation are recorded."""
+        return Cadence(self.every).evaluation
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,8 +215,11 @@ class Recorder(InLoop):
         self._enabled = on
         if not on:
             self._stop_listening()
+            self._listener.pause()
             self._ring.forget_before(self._step)
-        elif self._pace.at_begin == self._progress():
+            return
+        self._listener.end_step(self._step - 1)
+        if self._pace.at_begin == self._progress():
             self._pace.began_s = time.perf_counter()
             try:
                 self._listen()
@@ -235,12 +251,14 @@ class Recorder(InLoop):
             self._step += 1
             self._pace.at_begin = self._progress()
             return
-        entered_s, hooks_s = time.perf_counter(), self._listener.spent_s() if self._listening else 0.0
+        entered_s, hooks_s = time.perf_counter(), self._listener.spent_s()  # evaluations are read in idle steps too
         if not kpis.keys() <= self._names:
             self._check(kpis)
         numbers = {name: _number(name, value) for name, value in kpis.items()}
         kept = self._keeping.keeps(self._step, numbers)
         taken = self._end(kept=kept) if self._listening else None
+        if not self._listening:
+            self._listener.end_step(self._step)
         now = time.time()
         self._sink.put(*[Kpi(self._step, name, number, now, self._type) for name, number in numbers.items()])
         self._account(taken, entered_s, hooks_s)
@@ -254,6 +272,7 @@ class Recorder(InLoop):
         late = now.late
         reason = "schedule" if self._wanted else "keep_if" if kept else ""
         reason = late.reason if late is not None else reason
+        self._listener.end_step(self._step, recorded=bool(reason), held=self._ring.size > 0)
         if not reason and not self._ring.size:
             self._listener.discard()
             return None
@@ -320,7 +339,7 @@ class Recorder(InLoop):
             if never and self._wanted:
                 self._end(kept=False)
             if at_any_time:
-                self._listener.abandon()
+                self._listener.abandon(keep=True)
             else:
                 self._listener.close()
         finally:

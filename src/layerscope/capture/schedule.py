@@ -14,7 +14,8 @@ class Schedule:
     """Every n-th step from `start` on, up to and without `stop`; and the `steps` listed; and those the `rule` picks.
 
     `back_off` stretches the distance from one recorded step to the next by that factor, so that a long training has
-    many recorded steps at its beginning and few at its end. `every` is 10 if nothing else is said.
+    many recorded steps at its beginning and few at its end. `every` is 10 if nothing else is said. `evaluation` is how
+    many forwards of an evaluation are recorded; with 0 evaluations between recorded steps are not.
 
     >>> [step for step in range(10) if Schedule(every=3, start=2).wants(step)]
     [2, 5, 8]
@@ -30,6 +31,7 @@ class Schedule:
     back_off: float = 1.0
     steps: Iterable[int] = ()
     rule: Callable[[int], bool] | None = None
+    evaluation: int = 16
     _listed: frozenset[int] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -47,13 +49,16 @@ class Schedule:
             raise StateError(f"stop={self.stop} is not after start={self.start}: no step would be recorded.")
         if not self.back_off >= 1:
             raise StateError(f"back_off={self.back_off} is below 1. Give 1 for a steady distance, 2 to double it.")
+        if self.evaluation < 0:
+            raise StateError(f"evaluation={self.evaluation} is no number of forwards. Give 0 or more.")
 
     def _check_types(self) -> None:
-        numbers = {name: getattr(self, name) for name in ("every", "start", "stop")}
+        numbers = {name: getattr(self, name) for name in ("every", "start", "stop", "evaluation")}
         numbers |= {"steps": next((step for step in self._listed if not isinstance(step, int)), None)}
         for name, value in numbers.items():
-            if not isinstance(value, int) and (value is not None or name == "start"):
-                raise StateError(f"{name}={value!r} is not a whole number of steps.")
+            if not isinstance(value, int) and (value is not None or name in ("start", "evaluation")):
+                what = "forwards" if name == "evaluation" else "steps"
+                raise StateError(f"{name}={value!r} is not a whole number of {what}.")
         if self.rule is not None and not callable(self.rule):
             raise StateError(f"rule={self.rule!r} cannot be called: give a function of the step's number.")
 

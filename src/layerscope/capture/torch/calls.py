@@ -57,6 +57,7 @@ class Thread(threading.local):
         self.order: list[Key] = []  # the calls inside the outermost one so far, and tensors named in them
         self.forward: TracedForward | None = None
         self.frame: FrameType | None = None  # where the outermost module was called, while it runs
+        self.muted = 0  # calls in progress that are not read: a forward, and those inside it
         self.told: dict[tuple[nn.Module, str], int] = {}  # the same inside compiled regions, by port
 
 

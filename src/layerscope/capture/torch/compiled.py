@@ -52,13 +52,20 @@ class CompiledModules:
     """Hooks on every module of a model with compiled parts, from now until `close`."""
 
     def __init__(
-        self, heard: Heard, modules: Mapping[nn.Module, str], beginnings: set[nn.Module], *, inputs: bool
+        self,
+        heard: Heard,
+        modules: Mapping[nn.Module, str],
+        beginnings: set[nn.Module],
+        *,
+        inputs: bool,
+        notice: Callable[[nn.Module], None],
     ) -> None:
         self.recorded = False
         self.inputs = inputs
         self.told = False  # whether a compiled region has told of anything
         self.beginnings = weakref.WeakSet(beginnings)
         self._heard = heard
+        self._notice = notice
         self.modules = weakref.WeakSet(modules)  # that carry the hooks
         self._numbers: list[int] = []
         self._handles: list[RemovableHandle] = []
@@ -81,6 +88,8 @@ class CompiledModules:
             self._handles.pop().remove()
 
     def _before(self, number: int, module: nn.Module, args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
+        if not torch.compiler.is_compiling():
+            self._notice(module)  # an evaluation may begin
         if not self.recorded:
             return
         if not torch.compiler.is_compiling():

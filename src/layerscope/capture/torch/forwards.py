@@ -21,14 +21,16 @@ from torch.utils.hooks import RemovableHandle
 
 from layerscope.capture.torch.calls import Call, Thread, is_below
 from layerscope.capture.torch.contexts import Contexts
+from layerscope.capture.torch.evaluations import Evaluations, IdleHook
 from layerscope.capture.torch.gradients import Gradients, edge_of
 from layerscope.capture.torch.guard import Guard
 from layerscope.capture.torch.hooks import Hook, is_recorded_by_others
-from layerscope.capture.torch.intake import Intake, Place
+from layerscope.capture.torch.intake import Place
 from layerscope.capture.torch.roots import Roots
 from layerscope.capture.torch.structure import Key, Structure, TracedForward
 from layerscope.capture.torch.targets import Targets, numbered
 from layerscope.capture.torch.tensors import inputs_in, tensors_in
+from layerscope.capture.torch.trace.fused import may_take_fused_path
 from layerscope.records import Kind, Mode, Reading
 from layerscope.select import ROOT
 
@@ -44,13 +46,14 @@ class Forwards:
     """Reads inputs and outputs of the chosen modules, and has their gradients read."""
 
     def __init__(
-        self, intake: Intake, gradients: Gradients, guard: Guard, structure: Structure, contexts: Contexts
+        self, gradients: Gradients, guard: Guard, structure: Structure, contexts: Contexts, evaluations: Evaluations
     ) -> None:
-        self._intake = intake
+        self._intake = gradients.intake
         self._contexts = contexts
         self._gradients = gradients
         self._guard = guard
         self._structure = structure
+        self._evaluations = evaluations
         self._roots = Roots()
         self._thread = Thread()
         self._lock = threading.Lock()
@@ -67,7 +70,11 @@ class Forwards:
         if not targets.kinds & FORWARD_KINDS:
             return []
         self._replaceable = True
-        self._changing = weakref.WeakSet(module for module in self._read if module._forward_pre_hooks)
+        self._changing = weakref.WeakSet(
+            module
+            for module in self._read
+            if any(type(hook) is not IdleHook for hook in module._forward_pre_hooks.values())
+        )
         return [
             register_module_forward_pre_hook(self._before),
             register_module_forward_hook(self._after, always_call=True),
@@ -97,6 +104,8 @@ class Forwards:
     def name(self, tensor: Tensor, name: str) -> None:
         """Read a tensor that the user named, and its gradient."""
         calls = self._thread.calls
+        if self._thread.muted:
+            return
         call = calls[-1] if calls else None
         if call is None and torch._C._current_graph_task_id() != -1:
             return  # computed again, and who called it is not known
@@ -127,6 +136,9 @@ class Forwards:
         path = self._targets.members.get(module)
         if path is None or is_recorded_by_others():
             return
+        if self._thread.muted:
+            self._thread.muted += 1
+            return
         read = module in self._read and (self._inputs or module._forward_hooks)
         if not read and self._thread.calls and path != ROOT:  # quickly: of most there is nothing to read
             self._guard.calls += 1
@@ -134,18 +146,44 @@ class Forwards:
             if call.is_new:
                 self._guard.run(self._add_call, call, args, sys._getframe(1).f_locals.get("kwargs", {}))
             return
-        frame = sys._getframe(1)
+        self._begin_slowly(module, args, sys._getframe(1))
+
+    @property
+    def is_muted(self) -> bool:
+        """Whether the call in progress on this thread is not read."""
+        return self._thread.muted > 0
+
+    def begin_late(self, module: nn.Module, args: tuple[object, ...], frame: FrameType) -> None:
+        """A module is about to be called, for which the hooks have come too late."""
+        self._thread.muted = 0
+        self._begin_slowly(module, args, frame)
+        if module in self._changing:
+            self._behind_pre_hooks(module, args, frame.f_locals.get("kwargs", {}))
+
+    def _begin_slowly(self, module: nn.Module, args: tuple[object, ...], frame: FrameType) -> None:
+        path = self._targets.members[module]
         calls, began = self._thread.calls, self._thread.frame
         if calls and began is not None and (path == ROOT or module is calls[0].module) and not is_below(frame, began):
             self._guard.run(self._abandon)
         if not calls:
+            if not self._hears(module):
+                return
             self._thread.frame = frame
             self._guard.run(self._begin_tracing, module, args, frame)
-        self.enter(module, args, frame.f_locals.get("kwargs", {}))
+        self._guard.run(self._enter, module, args, frame.f_locals.get("kwargs", {}))
+
+    def _hears(self, module: nn.Module) -> bool:
+        """Whether an outermost call is read; one that checkpointing computes again belongs to another."""
+        if torch._C._current_graph_task_id() == -1 and not self._evaluations.hears(module):
+            self._thread.muted = 1
+        return not self._thread.muted
 
     def _after(self, module: nn.Module, args: object, output: object) -> None:
         """Called after the forward, also when it raised: then with None, as for a module that gives nothing."""
         if is_recorded_by_others() or module not in self._targets.members:
+            return
+        if self._thread.muted:
+            self._thread.muted -= 1
             return
         calls = self._thread.calls
         if len(calls) > 1 and calls[-1].module is module and module not in self._read:
@@ -173,7 +211,8 @@ class Forwards:
         thread.forward = thread.frame = None
 
     def _begin_tracing(self, module: nn.Module, args: tuple[object, ...], frame: FrameType) -> None:
-        if torch._C._current_graph_task_id() == -1:
+        is_fused = may_take_fused_path(module, args, frame.f_locals.get("kwargs", {}))  # but not with a mode in place
+        if torch._C._current_graph_task_id() == -1 and not is_fused:
             self._thread.forward = self._structure.begin(module, self._targets.members)
             if self._thread.forward is not None:
                 self._thread.forward.begin(args, frame)
@@ -193,16 +232,23 @@ class Forwards:
         self._structure.note(order, forward, is_whole=output is not None, context=self._contexts.current)
 
     def enter(self, module: nn.Module, args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
-        """A module of the model is about to be called."""
-        self._guard.run(self._enter, module, args, kwargs)
+        """A module of a model with compiled parts is about to be called."""
+        if self._thread.muted:
+            self._thread.muted += 1
+        elif self._thread.calls or self._hears(module):
+            self._guard.run(self._enter, module, args, kwargs)
 
     def leave(self, module: nn.Module, output: object) -> None:
-        """A module of the model was called."""
-        self._guard.run(self._leave, module, output)
+        """A module of a model with compiled parts was called."""
+        if self._thread.muted:
+            self._thread.muted -= 1
+        else:
+            self._guard.run(self._leave, module, output)
 
     def told(self, module: nn.Module, port: str, tensor: Tensor) -> None:
         """A module in a compiled region took or gave a tensor."""
-        self._guard.run(self._take_told, module, port, tensor)
+        if not self._thread.muted:
+            self._guard.run(self._take_told, module, port, tensor)
 
     def _begin(self, module: nn.Module) -> Call:
         """Count a call of a module of the model."""

@@ -39,6 +39,7 @@ class Extent:
 
     sample: int | None = None  # of a larger tensor only so many elements count
     own: OwnStatistics | None = None  # further statistics, the user's own
+    evaluation: int = 16  # forwards of an evaluation; 0: those of recorded steps only
 
     def __post_init__(self) -> None:
         if self.sample is not None and (not isinstance(self.sample, int) or self.sample < 1):

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import sys
+import time
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, ExitStack
+from types import FrameType
 from typing import TYPE_CHECKING
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
+from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.utils.hooks import RemovableHandle
 
 from layerscope.capture.attached import audience
 from layerscope.capture.collector import Collector, Taken
 from layerscope.capture.named import NamedStep
 from layerscope.capture.torch.contexts import Contexts, Within
+from layerscope.capture.torch.evaluations import Evaluations, IdleHook
 from layerscope.capture.torch.forwards import FORWARD_KINDS, Forwards
 from layerscope.capture.torch.gradients import Gradients
 from layerscope.capture.torch.guard import Guard
@@ -23,12 +29,13 @@ from layerscope.capture.torch.named import NamedTensors, Settings
 from layerscope.capture.torch.parameters import Parameters
 from layerscope.capture.torch.structure import Structure
 from layerscope.capture.torch.targets import Selection, Targets, module_nodes
-from layerscope.records import Graph, Kind, Reading
+from layerscope.records import Event, Graph, Kind, Reading
 
 if TYPE_CHECKING:
     from layerscope.capture.torch.compiled import CompiledModules
 
 
+_IN_EVALUATIONS = frozenset((Kind.INPUT, Kind.OUTPUT, Kind.TENSOR))
 _COMPILED_BEFORE = (
     "What happens inside the compiled modules is not seen: they were compiled after watch(), or called before it. "
     "Compile first, then watch, then call them; torch.compiler.reset() makes them be compiled again."
@@ -50,7 +57,6 @@ class TorchListener:
             report("warning", text)
 
         self._selection = selection
-        self._targets = selection.targets()
         self._collector = collector
         self._report = report
         self._hooks = ExitStack()
@@ -60,55 +66,93 @@ class TorchListener:
         self._gradients = Gradients(self._intake, self._guard, selection.kinds)
         self.named = NamedTensors(self._gradients, self._guard, selection, settings, self._contexts)
         self._structure = Structure(report)
-        self._forwards = Forwards(self._intake, self._gradients, self._guard, self._structure, self._contexts)
+        most = extent.evaluation if selection.kinds & _IN_EVALUATIONS else 0
+        self._evaluations = Evaluations(collector, self._contexts, most)
+        self._forwards = Forwards(self._gradients, self._guard, self._structure, self._contexts, self._evaluations)
         self._parameters = Parameters(self._intake, self._guard, selection, self.named.contributions.end_backwards)
         self._told_unseen = self._told_mixed = False
         self._holds = False  # gradients to the end of a step, since AMP was seen to skip one
         self._compiled = self._compiled_modules()
+        self._idle_hooks = ExitStack()
+        self._is_hearing = False  # of forwards
+        self._is_paused = True  # so that it hears of no evaluation
+        self._find_targets()
+        self._before: int | None = None  # how often weights were written when an evaluation began, if that matters
 
     def attach(self) -> None:
         """Put the hooks in place, or none if that fails."""
         remove_abandoned()
         if self._guard.failed:
             return
-        targets = self._targets = self._selection.targets()
-        self._start_over()
-        self._contexts.is_followed = True
+        self._end_evaluation()
+        self._idle_hooks.close()
+        self._begin()
         try:
-            self._follow_compiled(targets)
-            if self._compiled is None:
-                self._keep(self._forwards.hooks(targets))
-            else:
-                self._compiled.recorded = True
-            self._keep(self._parameters.hooks(targets))
+            self._hear_forwards()
+            self._keep(self._parameters.hooks(self._targets))
             if self._holds:
                 self._keep(self._parameters.holding_hooks())
-            self._hooks.enter_context(audience.listening(self._named))
         except BaseException:
             self.detach()
             raise
 
-    def detach(self) -> None:
-        """Take every hook away."""
-        remove_abandoned()
+    def _begin(self) -> None:
+        self._find_targets()
+        self._start_over()
+        self._contexts.is_followed = True
+
+    def _hear_forwards(self) -> None:
+        self._follow_compiled(self._targets)
+        if self._compiled is None:
+            self._keep(self._forwards.hooks(self._targets))
+        else:
+            self._compiled.recorded = True
+        self._hooks.enter_context(audience.listening(self._named))
+        self._is_hearing = True
+
+    def _hear_nothing(self) -> None:
+        self._is_hearing = False
         self._hooks.close()
-        self._contexts.is_followed = False
         if self._compiled is not None:
             self._compiled.recorded = False
+
+    def detach(self) -> None:
+        """Take the hooks of a recorded step away."""
+        remove_abandoned()
+        if self._is_hearing:
+            self._settle(trained=self._trains())
+        self._hear_nothing()
+        self._contexts.is_followed = False
         self._start_over()
         self._parameters.let_go()
+        self._wait()
 
-    def abandon(self) -> None:
-        """Hear nothing any more, without waiting for a lock; the hooks are taken away when it is safe."""
+    def pause(self) -> None:
+        """Hear nothing, of evaluations either, until the next step ends or begins to be recorded."""
+        self._end_evaluation()
+        self._idle_hooks.close()
+        self._is_paused = True
+
+    def abandon(self, *, keep: bool = False) -> None:
+        """Hear nothing any more, without waiting for a lock; the hooks are taken away when it is safe.
+
+        `keep` waits for one nevertheless, to hand over an evaluation in progress.
+        """
         self._guard.failed = True  # which every hook asks first
+        if keep and (self._is_hearing or self._evaluations.is_apart):
+            self._settle(trained=self._trains())
+            self._collector.discard()
         self._hooks.callback(self._structure.start_over)
         abandon(self._hooks)
+        abandon(self._idle_hooks)
         if self._compiled is not None:
             self._compiled.recorded = False
 
     def close(self) -> None:
         """Let go of everything, for good."""
+        self._end_evaluation()
         self.detach()
+        self._idle_hooks.close()
         if self._compiled is not None:
             self._compiled.close()
 
@@ -133,7 +177,95 @@ class TorchListener:
         from layerscope.capture.torch.compiled import CompiledModules  # loads the compiler
 
         members, inputs = selection.targets().members, Kind.INPUT in selection.kinds
-        return CompiledModules(self._forwards, members, beginnings, inputs=inputs)
+        return CompiledModules(self._forwards, members, beginnings, inputs=inputs, notice=self._notice_compiled)
+
+    def _wait(self) -> None:
+        """Wait for an evaluation, in steps that are not recorded."""
+        self._idle_hooks.close()
+        if not self._evaluations.is_due or self._guard.failed or self._compiled is not None:  # whose hooks stay
+            return
+        for root in self._evaluations.roots:
+            hook = IdleHook(self._evaluations, self._notice)
+            if isinstance(root, nn.TransformerEncoderLayer):  # leaves its fused path for a hook of its own
+                handle = register_module_forward_pre_hook(hook)
+            else:
+                handle = root.register_forward_pre_hook(hook)
+            self._idle_hooks.callback(handle.remove)
+
+    def _notice(self, module: nn.Module, args: tuple[object, ...] = ()) -> None:
+        """A module is about to be called in a step that is not recorded, when an evaluation is due or goes on."""
+        if torch._C._current_graph_task_id() == -1:
+            self._guard.run(self._evaluate, module, args, sys._getframe(2))
+
+    def _notice_compiled(self, module: nn.Module) -> None:
+        is_idle = self._evaluations.is_apart or not (self._is_hearing or self._is_paused)
+        if is_idle and self._evaluations.awaits(module):
+            self._notice(module)
+
+    def _evaluate(self, module: nn.Module, args: tuple[object, ...], frame: FrameType) -> None:
+        evaluations, site = self._evaluations, self._evaluations.roots[module]
+        if module.training:
+            self._end_evaluation()
+            evaluations.train(site)
+            return
+        if not evaluations.is_apart:
+            self._begin()
+            evaluations.is_apart = True
+            self._before = self._written() if evaluations.may_train(site) else None
+        if self._is_hearing and self._compiled is None:  # and the hooks have counted the call
+            if self._forwards.is_muted:
+                self._hear_nothing()
+        elif not evaluations.has_room(site):
+            self._hear_nothing()
+            evaluations.count(site)
+        else:
+            if not self._is_hearing:
+                self._hear_forwards()
+            if self._compiled is None:
+                self._forwards.begin_late(module, args, frame)
+
+    def _written(self) -> int:
+        """How often the weights were written so far."""
+        return sum(p._version for p in self._selection.model.parameters() if p.requires_grad and not p.is_inference())
+
+    def _end_evaluation(self, *, with_step: bool = False) -> None:
+        """End an evaluation in a step that is not recorded; one that ends with a step may have been a training."""
+        evaluations = self._evaluations
+        if not evaluations.is_apart:
+            return
+        evaluations.is_apart = False
+        trained = with_step and self._before is not None and self._before != self._written()
+        if self._settle(trained=trained):
+            graph = self._graph()
+            if graph is not None:
+                self._collector.put(graph)
+                self._structure.keep(graph.calls, graph.edges)
+        self._hear_nothing()
+        self._contexts.is_followed = False
+        self._start_over()
+        if not evaluations.is_due:
+            self._idle_hooks.close()
+
+    def _settle(self, *, trained: bool, recorded: bool = False, held: bool = False) -> bool:
+        """Decide about the rows of an evaluation that is over; whether it is recorded."""
+        found = self._evaluations.settle(recorded=recorded, held=held, trained=trained)
+        for (step, site, context), text in found.items():
+            where = f"{site} in context {context}" if context else site
+            self._collector.put(Event(step, "evaluation", f"{text} of {where}", time.time()))
+        return bool(found)
+
+    def end_step(self, step: int, *, recorded: bool = False, held: bool = False) -> None:
+        """A step ends: it is recorded, or held for the case that it will be, or neither."""
+        self._end_evaluation(with_step=True)
+        if self._is_hearing:
+            self._settle(trained=self._trains(), recorded=recorded, held=held)
+        self._evaluations.end_step(step)
+        if self._is_paused:
+            self._is_paused = False
+            self._wait()
+
+    def _trains(self) -> bool:
+        return self._gradients.arrived or self._parameters.stepped
 
     def _keep(self, handles: Iterable[RemovableHandle]) -> None:
         for handle in handles:
@@ -145,8 +277,14 @@ class TorchListener:
 
     def discard(self) -> None:
         """Forget the step in progress, and look up the modules and parameters as they are now."""
-        self._targets = self._selection.targets()
+        if self._is_hearing:
+            self._settle(trained=self._trains())
+        self._find_targets()
         self._start_over()
+
+    def _find_targets(self) -> None:
+        self._targets = self._selection.targets()
+        self._evaluations.roots = self._targets.roots
 
     def finish(self, step: int, now: NamedStep) -> Taken:
         """Read what is read at the end of a step and hand over all of it."""
@@ -164,7 +302,7 @@ class TorchListener:
 
     def has_heard(self) -> bool:
         """Whether anything was read in the step in progress."""
-        return self._collector.has_rows()
+        return self._collector.has_rows(aside=self._trains())  # else it was an evaluation, which is kept
 
     def spent_s(self) -> float:
         """Seconds the listener has taken in the training's threads since it was last asked."""
@@ -186,13 +324,17 @@ class TorchListener:
         if now.entries:
             records = (*taken.records, *deep)
             taken = Taken(taken.summaries, taken.bytes + size, records, self.named.dependence(now))
-        calls, edges = self._structure.news()
-        if calls or edges:
-            graph = Graph(module_nodes(self._selection.model), calls, edges)
+        graph = self._graph()
+        if graph is not None:
             taken = taken._replace(records=(*taken.records, graph))
         self._taken = taken
         self._tell_unseen()
         self._tell_mixed()
+
+    def _graph(self) -> Graph | None:
+        """What the step in progress adds to the graph."""
+        calls, edges = self._structure.news()
+        return Graph(module_nodes(self._selection.model), calls, edges) if calls or edges else None
 
     def _scale(self) -> float | None:
         """What the gradients of this step were multiplied by; None if that cannot be told."""

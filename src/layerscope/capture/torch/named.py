@@ -150,7 +150,7 @@ class NamedTensors:
                 self._trace()  # late: of this step not all is seen
         if self._tracer is not None:
             self._tracer.name(entry, tensor)
-        entry.is_training = self._selection.model.training
+        entry.is_training = self._selection.is_training
         part, local = local_part(tensor)
         take = self._taker.take(entry, part, is_value=True)
         if take is not None:

@@ -205,7 +205,7 @@ class Structure:
             self._learn(order, forward)
         elif order in self._edges_of:
             self._settled += 1
-        else:
+        elif len(calls) > 1:  # one alone has no edges
             self._settled = 0
             self._owed.add(order)
         if order not in self._orders:

@@ -39,6 +39,7 @@ class Targets:
     parameters: Mapping[Tensor, tuple[str, ...]]  # one that modules share has several names
     buffers: Mapping[Tensor, tuple[str, ...]]
     kinds: frozenset[Kind]
+    roots: Mapping[nn.Module, str]  # of all modules, those whose forwards are those of the model
 
 
 class Selection:
@@ -82,6 +83,12 @@ class Selection:
             return ()
         return tuple(self.model.children()) if isinstance(self.model, Models) else (self.model,)
 
+    @property
+    def is_training(self) -> bool:
+        """Whether the model, or any of several, is in training mode."""
+        roots = () if self._targets is None else self._targets.roots
+        return any(root.training for root in roots) if roots else self.model.training
+
     def targets(self) -> Targets:
         """The modules, parameters and buffers as they are now."""
         found = _members(self.model)
@@ -91,12 +98,14 @@ class Selection:
             buffers: dict[str, Tensor] = dict(self.model.named_buffers(remove_duplicate=False))
             names = [*modules, *parameters, *buffers]
             chosen = _chosen(self._sites, modules, names) - _chosen(self._exclude, modules, names)
+            roots = _roots(self.model)
             self._targets = Targets(
-                members=_weak((path, module) for path, module in modules.items()),
+                members=_weak(modules.items()),
                 modules=_weak((path, module) for path, module in modules.items() if path in chosen),
                 parameters=_by_tensor(parameters, chosen),
                 buffers=_by_tensor(buffers, chosen),
                 kinds=self.kinds,
+                roots=_weak((path, module) for path, module in modules.items() if module in roots),
             )
             self._found = found
         return self._targets
@@ -147,6 +156,15 @@ def _members(model: nn.Module) -> list[object]:
             found += module._buffers.values()
             waiting += module._modules.values()
     return found
+
+
+def _roots(model: nn.Module) -> tuple[nn.Module, ...]:
+    """The model itself; of a container without a forward, and of several models, the outermost that have one."""
+    if type(model).forward is not nn.Module.forward or "forward" in vars(model):
+        return (model,)
+    found = dict.fromkeys(root for part in model.children() for root in _roots(part))
+    inside = {part for root in found for part in root.modules() if part is not root}
+    return tuple(root for root in found if root not in inside)
 
 
 def _same(one: list[object], other: list[object]) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import weakref
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 
@@ -43,4 +44,5 @@ def listener(
 
     if not selection.is_bare:
         sink.put(Graph(module_nodes(selection.model)))
+    extent = replace(extent, evaluation=when.evaluation)
     return TorchListener(selection, Collector(sink), report, extent, Settings(when.depth, when.ring > 0))
