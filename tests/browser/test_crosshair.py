@@ -199,6 +199,7 @@ def test_a_saved_report_shows_the_same_step_in_every_part(visit: Visit, runs: Pa
     page.goto("about:blank")
     page.goto(f"{(tmp_path / 'a.html').as_uri()}#view=graph&site=up{AT}")
     expect(page.get_by_test_id("graph-legend")).to_contain_text("output rms @55")
+    expect(page.get_by_test_id("graph-legend")).to_contain_text("1 of other steps")  # not the attached tensor
     expect(page.get_by_test_id("site-panel").get_by_test_id("at").first).to_have_text("@55")
     page.goto("about:blank")
     page.goto(f"{(tmp_path / 'a.html').as_uri()}#view=heatmap&site=up{AT}")

@@ -74,6 +74,18 @@ def test_a_report_counts_the_histories_that_it_left_out(run: Path) -> None:
     for most_bytes, left_out in ((0, 1), (12_000_000, 0)):
         answers = held(report(run, most_bytes=most_bytes).html)
         assert wire.decode(answers["api/run/first/sites"])["left_out"] == left_out
+        (entry,) = wire.decode(answers["api/runs"])["runs"]
+        assert entry["findings"] is not None
+
+
+def test_heat_maps_leave_room_for_histories(tmp_path: Path) -> None:
+    model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(6)))
+    with ls.watch(model, torch.optim.SGD(model.parameters(), 0.1), to=tmp_path / "run", every=1, kinds="all") as run:
+        for _ in range(9):
+            model(torch.randn(8, 4)).square().mean().backward()
+            run.step()
+    held_there = int(report(tmp_path / "run", most_bytes=120_000).holds.split(" of ")[0])
+    assert 0 < held_there < int(report(tmp_path / "run").holds.split(" of ")[0])
 
 
 def test_a_folder_of_runs_is_refused_with_the_name_of_one(run: Path) -> None:

@@ -42,7 +42,8 @@ export function heatChoice(scope: Scope): HeatChoice {
     return modes.includes(wanted) ? wanted : (modes[0] ?? wanted);
   });
   const contexts = $derived(contextsOf(series.filter((entry) => entry.kind === kind && entry.mode === mode)));
-  const context = $derived(contextAmong(contexts, scope.selection.context));
+  // Where none is chosen, that of the selected site.
+  const context = $derived(contextAmong(contexts, scope.selection.context ?? scope.series?.context ?? null));
   const query = $derived(
     `kind=${kind}&mode=${mode}&context=${encodeURIComponent(context)}&rank=${scope.selection.rank}&stat=${encodeURIComponent(scope.statOf(kind))}`,
   );

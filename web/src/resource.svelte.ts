@@ -109,7 +109,7 @@ export async function ask<T>(path: string, signal: AbortSignal): Promise<T> {
     });
     if (message !== null) return decode<T>(message);
     throw new Refused(
-      `This is not in the file, which holds ${HOLDS}. Open the run itself with \`layerscope ui\`.`,
+      `This is not in the file, which holds ${HOLDS}. Open the run itself with \`layerscope ui\`, or write the file again with a larger \`--size\`.`,
     );
   }
   let response: Response;

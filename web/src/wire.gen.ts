@@ -658,6 +658,7 @@ export interface PartNumbers {
   readonly step: number;
   readonly parts: Float64Array;
   readonly steps: Float64Array;
+  readonly contexts: readonly string[];
   readonly sites: readonly string[];
   readonly ports: readonly string[];
   readonly values: Float64Array;

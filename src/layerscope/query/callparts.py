@@ -81,6 +81,8 @@ class CallParts:
             self._add_modules(graph.modules)
         if len(self.parts[0].children) == 1:
             self._drop_whole()
+        elif self.parts[0].is_group:  # a container that is not called itself
+            self.parts[0].module = self._modules.get("") or self._modules.get(MODEL)
         for part in list(self.parts):
             self._fold(part)
             self._split(part)

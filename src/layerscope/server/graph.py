@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import numpy as np
+import pyarrow as pa
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
@@ -61,14 +62,11 @@ class _Graphs:
     def numbers(self, opened: Opened, name: str, request: Request) -> PartNumbers:
         """A statistic of one kind at one step: one number for each part that has it.
 
-        An attached tensor has neither outputs nor their gradients, but values and gradients of its own.
+        A part that was not recorded in the context asked for shows the first one that it was recorded in.
         """
         question = _question(opened.run, request)
-        of_tensors = {Kind.OUTPUT.value: Kind.TENSOR.value, Kind.OUTPUT_GRAD.value: Kind.TENSOR_GRAD.value}
-        own = of_tensors.get(question.kind)
-        has_own = own is not None and rows.are(opened.run.reader.series(), "kind", own).any()
-        kinds = [question.kind, own] if own is not None and has_own else [question.kind]
-        found = [self._matrices.of(opened.run, replace(question, kind=kind)) for kind in kinds]
+        asked = _questions(opened.run.reader.series(), question)
+        found = [self._matrices.of(opened.run, each) for each in asked]
         if not len(found[0].steps):
             raise HTTPException(
                 404, f"The run has no {question.stat!r} of {question.kind!r}. Choose what was recorded."
@@ -100,6 +98,26 @@ def _flops(run: Run) -> dict[str, int]:
         return flops_of_calls(read_head(folders[-1]).record)
     except StoreError:  # the view of traces says why it cannot be read
         return {}
+
+
+def _questions(series: pa.Table, question: Question) -> Iterator[Question]:
+    """The question, then those about sites that it leaves without an answer: in other contexts, and attached tensors.
+
+    These have neither outputs nor their gradients, but values and gradients of their own.
+    """
+    yield question
+    of_tensors = {Kind.OUTPUT.value: Kind.TENSOR.value, Kind.OUTPUT_GRAD.value: Kind.TENSOR_GRAD.value}
+    alike = series.filter(
+        pa.array(rows.are(series, "mode", question.mode) & (rows.ints(series, "rank") == question.rank))
+    )
+    of = rows.rows_of_each(alike, "kind", "context")
+    sites = alike.column("site").to_pylist()
+    known = {sites[row] for row in of.get((question.kind, question.context), ())}
+    for kind in (question.kind, of_tensors.get(question.kind)):
+        for (of_kind, context), found in of.items():
+            if of_kind == kind and not known.issuperset(more := {sites[row] for row in found}):
+                known |= more
+                yield replace(question, kind=of_kind, context=context)
 
 
 def _question(run: Run, request: Request) -> Question:

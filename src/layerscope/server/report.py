@@ -25,7 +25,8 @@ STATS = ("rms", "mean", "std", "min", "max", "abs_max", "zero_share", "nan")
 AXES = ("linear", "symlog", "log")
 KINDS = ("output", "weight_grad", "weight", "output_grad", "input_grad")  # these first
 ROLLED: tuple[dict[str, int], ...] = ({}, {"unrolled": 1})
-FOR_SERIES = 0.6  # share of the size for the histories; the rest is for traces
+FOR_HEAT_MAPS = 0.5  # share of the size, at most: what it holds of sites without a history is not offered
+FOR_SERIES = 0.6  # share of what is left for the histories; the rest is for traces
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,15 +83,16 @@ def _gathered(content: _Content, folder: Path, start: str, most_bytes: int, *, h
     address = f"api/run/{content.source.catalogue.title}"
     for place in ("findings", "timeline", "graph", "traces"):
         content.add(f"{address}/{place}", SCREEN if place == "timeline" else {}, most_bytes)
-    content.add("api/runs", {}, most_bytes)
+    content.answers[key_of("api/runs", {})] = content.source.ask("api/runs", {})  # without it there is no page
     everything = content.plain(f"{address}/sites")
     run = content.source.catalogue.open(content.source.catalogue.title).run
     stats = [name for name in everything["stats"] if name in (*STATS, *run.own_statistics)]
+    for_heat_maps = round(FOR_HEAT_MAPS * most_bytes)
     for kind, mode, context in _settings(everything["series"]):
         for stat in _of_kind(stats, kind):
             query = {"kind": kind, "stat": stat, "mode": mode, "context": context}
-            content.add(f"{address}/graph-numbers", {**query, "tensors": 1}, most_bytes)
-            content.add(f"{address}/heatmap", {**query, "rank": 0, **SCREEN}, most_bytes)
+            content.add(f"{address}/graph-numbers", {**query, "tensors": 1}, for_heat_maps)
+            content.add(f"{address}/heatmap", {**query, "rank": 0, **SCREEN}, for_heat_maps)
     traces = content.plain(f"{address}/traces")["traces"]
     room = most_bytes if not traces else content.used + round(FOR_SERIES * (most_bytes - content.used))
     kept = [

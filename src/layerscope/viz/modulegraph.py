@@ -159,10 +159,10 @@ class _Wording:
         """The attribute name, as seen from the call around it."""
         if part.role is PartRole.MERGE:
             return ""
-        if part.is_group:
+        if part.is_group and part.module is None:
             ran = [self._parts.parts[child] for child in _ran(self._parts, part)]
             return f"{self.name(ran[0])} … {self.name(ran[-1])}" if ran else ""
-        if part.path == MODEL and part.role is not PartRole.TENSOR:
+        if part.is_group or (part.path == MODEL and part.role is not PartRole.TENSOR):
             return _shown(part.module.class_name if part.module else MODEL)
         around = self._parts.parts[self._parts.around(part.index)].path
         site = part.site.removeprefix(f"{around}.")
@@ -173,6 +173,8 @@ class _Wording:
         if part.role is PartRole.MERGE:
             return ""
         if part.is_group:
+            if part.module is not None:
+                return ""  # it is called by its class
             kinds = [self._class_name(self._parts.parts[child]) for child in _ran(self._parts, part)]
             return _shown(", ".join(dict.fromkeys(kinds)))
         shapes = part.call.outputs if part.call else ()
@@ -255,6 +257,7 @@ class PartNumbers:
     step: int  # the last one at which any part was recorded, at or before the step asked for
     parts: Ints
     steps: Ints  # of the parts
+    contexts: tuple[str, ...]  # of the parts; none where all are in the one asked for
     sites: tuple[str, ...]  # of the tensors that colour them, where that is asked for
     ports: tuple[str, ...]
     values: Floats
@@ -285,11 +288,17 @@ class Colouring:
     def numbers(self, matrices: Sequence[Matrix], step: int | None, every: int) -> PartNumbers:
         """The numbers at a step, the last one for None; one step of each `every` counts. There must be a step."""
         found = [
-            (part, int(matrix.steps[row]), *matrix.tensors[column], _number(matrix, row, column))
+            (
+                part,
+                int(matrix.steps[row]),
+                matrix.question.context,
+                *matrix.tensors[column],
+                _number(matrix, row, column),
+            )
             for matrix, columns in self._each(matrices)
             for part, column, row in _recorded(matrix, columns, step, every)
         ]
-        parts, steps, sites, ports, values = zip(*found, strict=True) if found else ((),) * 5
+        parts, steps, contexts, sites, ports, values = zip(*found, strict=True) if found else ((),) * 6
         asked, known = matrices[0].question, np.unique(np.array(steps or matrices[0].steps, np.int64))
         return PartNumbers(
             kind=asked.kind,
@@ -299,6 +308,7 @@ class Colouring:
             step=int(known[at_or_before(known, step)]),
             parts=np.array(parts, np.int64),
             steps=np.array(steps, np.int64),
+            contexts=contexts if {*contexts} - {asked.context} else (),
             sites=sites,
             ports=ports,
             values=np.array(values, np.float64),

@@ -1,5 +1,5 @@
 import { expect, test } from "vitest";
-import { columnAt, lastUntil, lineAt, logTicks, nearest, placeOf, stepTicks } from "./scale";
+import { columnAt, lastUntil, logTicks, nearest, placeOf, readBy, stepTicks } from "./scale";
 
 test("a value stands between its edges, and at the end when it lies outside", () => {
   const edges = Float64Array.of(-10, 0, 1, 100);
@@ -18,16 +18,16 @@ test("a cross-hair reads the last recorded step at or before it, and the first o
   const steps = Float64Array.of(5, 10, 55, 60);
   const view = { first_steps: steps, last_steps: steps };
   expect([0, 5, 9, 54, 59, 60, 99].map((step) => columnAt(view, step))).toEqual([0, 0, 0, 1, 2, 3, 3]);
-  expect([0, 5, 59, 99].map((step) => lineAt(view, step))).toEqual([5, 5, 55, 60]);
+  expect([0, 5, 59, 99].map((step) => readBy(view, step))).toEqual([5, 5, 55, 60]);
   const nothing = { first_steps: new Float64Array(), last_steps: new Float64Array() };
   expect(columnAt(nothing, 3)).toBe(-1);
-  expect(lineAt(nothing, 3)).toBe(3);
+  expect(readBy(nothing, 3)).toBe(3);
 });
 
 test("a column of several steps is read by each of them and until the next column", () => {
   const view = { first_steps: Float64Array.of(0, 2, 10), last_steps: Float64Array.of(1, 4, 12) };
   expect([0, 1, 2, 3, 4, 9, 11, 99].map((step) => columnAt(view, step))).toEqual([0, 0, 1, 1, 1, 1, 2, 2]);
-  expect([1, 3, 9, 11, 99].map((step) => lineAt(view, step))).toEqual([1, 3, 4, 11, 12]);
+  expect([1, 3, 9, 11, 99].map((step) => readBy(view, step))).toEqual([1, 3, 4, 11, 12]);
 });
 
 test("what was last until a step is found, and nothing before the first", () => {

@@ -69,10 +69,16 @@ export function columnAt({ first_steps }: Columns, step: number): number {
   return Math.min(Math.max(lastUntil(first_steps, step), 0), first_steps.length - 1);
 }
 
-/** Where a plot has its line of the cross-hair: in the column that it reads. */
-export function lineAt(columns: Columns, step: number): number {
+/** The step that a plot reads at a cross-hair, where it draws the line. */
+export function readBy(columns: Columns | undefined, step: number | null): number | null {
+  if (columns === undefined || step === null) return step;
   const at = columnAt(columns, step);
   return Math.min(Math.max(step, columns.first_steps[at] ?? step), columns.last_steps[at] ?? step);
+}
+
+/** The place of that line as a share of the plot's width; far outside where the step is not in sight. */
+export function crossing(step: number | null, span: Span): number | null {
+  return step === null ? null : step < span.min || step > span.max ? -99 : xOf(step, span, 1);
 }
 
 /** Round steps to label, about one per 70 pixels. */

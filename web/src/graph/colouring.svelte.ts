@@ -5,7 +5,7 @@ import { palette } from "../charts/colours";
 import { shadingOf } from "../charts/matrix";
 import { distinctKinds } from "../format";
 import { isClosed } from "../offline";
-import { Resource } from "../resource.svelte";
+import { ask, Resource } from "../resource.svelte";
 import type { Scope } from "../scope.svelte";
 import { contextAmong, contextsOf } from "../selection";
 import type { HeatMapView, PartNumbers } from "../wire.gen";
@@ -15,8 +15,8 @@ export const NO_COLOURS = "none";
 
 export class Colouring {
   readonly #answer = new Resource<PartNumbers>(500);
-  /** A file holds the numbers of the last step: those of others are in its heat map. */
-  readonly #heat = new Resource<HeatMapView>();
+  /** A file holds the numbers of the last step: those of others are in its heat maps, by context. */
+  #heats = $state.raw<readonly (readonly [context: string, view: HeatMapView])[]>([]);
   readonly #scope: Scope;
   readonly #theme: () => "dark" | "light";
 
@@ -24,6 +24,7 @@ export class Colouring {
     this.#scope = scope;
     this.#theme = theme;
     $effect(() => this.#load());
+    $effect(() => this.#loadHeats());
   }
 
   readonly #series = $derived.by(() => this.#scope.sites.value?.series ?? []);
@@ -53,8 +54,8 @@ export class Colouring {
   readonly missing = $derived.by(() => MISSING[this.#theme()]);
 
   readonly numbers = $derived.by(() => {
-    const [numbers, heat] = [this.#answer.value, this.#heat.value];
-    return numbers === null || heat === null ? numbers : numbersAt(numbers, heat, this.#scope.now);
+    const numbers = this.#answer.value;
+    return numbers === null || !isClosed ? numbers : numbersAt(numbers, this.#heats, this.#scope.now);
   });
 
   get problem(): string | null {
@@ -78,11 +79,6 @@ export class Colouring {
     return new Map(Array.from(numbers?.parts ?? [], (part, at) => [part, numbers?.values[at] ?? Number.NaN]));
   });
 
-  readonly stepOf = $derived.by(() => {
-    const { numbers } = this;
-    return new Map(Array.from(numbers?.parts ?? [], (part, at) => [part, numbers?.steps[at] ?? 0]));
-  });
-
   #load(): void {
     const { news, selection } = this.#scope;
     const { run } = selection;
@@ -98,6 +94,25 @@ export class Colouring {
     const identity = `${run} ${this.by} ${stat} ${mode} ${context}`;
     const more = isClosed ? "&tensors=1" : stepOf(this.#scope);
     this.#answer.load(`${address}/graph-numbers?${asked}${more}`, identity);
-    if (isClosed) this.#heat.load(`${address}/heatmap?${asked}&rank=0`, identity);
+  }
+
+  #loadHeats(): (() => void) | undefined {
+    const [numbers, { run }] = [this.#answer.value, this.#scope.selection];
+    if (!isClosed || numbers === null) return;
+    const abort = new AbortController();
+    const contexts = [...new Set([numbers.context, ...numbers.contexts])];
+    const kinds = [...new Set([numbers.kind, numbers.kind.replace("output", "tensor")])];
+    const asked = contexts.flatMap((context) =>
+      kinds.map(async (kind) => {
+        const which = `kind=${kind}&stat=${encodeURIComponent(numbers.stat)}&mode=${numbers.mode}`;
+        const path = `api/run/${encodeURIComponent(run ?? "")}/heatmap?${which}&context=${encodeURIComponent(context)}&rank=0`;
+        return [context, await ask<HeatMapView>(path, abort.signal)] as const;
+      }),
+    );
+    void Promise.allSettled(asked).then((answers) => {
+      if (!abort.signal.aborted)
+        this.#heats = answers.flatMap((answer) => (answer.status === "fulfilled" ? [answer.value] : []));
+    });
+    return () => abort.abort();
   }
 }

@@ -201,12 +201,16 @@ export class ModuleGraph {
     const times = scene.graph.times[part] ?? 1;
     if (scene.graph.sites[part] === "") rows.unshift(["parts", scene.graph.names[part] ?? ""]);
     if (times > 1) rows.push(["repeats", `${times} times, built alike`]);
-    const { numberOf, stepOf, numbers } = this.colouring;
-    const number = numberOf.get(part);
+    const { numbers } = this.colouring;
+    const at = numbers?.parts.indexOf(part) ?? -1;
     // An attached tensor has no output: it shows its own value, or the gradient of that.
     const kind = numbers?.kind.replace("output", scene.graph.roles[part] === "tensor" ? "tensor" : "output");
-    if (number !== undefined && numbers !== null)
-      rows.push([`${kind} ${numbers.stat}`, `${held(number)} ${stepsText(stepOf.get(part) ?? 0)}`]);
+    const context = numbers?.contexts[at] ?? numbers?.context ?? "";
+    if (numbers !== null && at >= 0)
+      rows.push([
+        `${kind} ${numbers.stat}${context && ` in ${context}`}`,
+        `${held(numbers.values[at] ?? Number.NaN)} ${stepsText(numbers.steps[at] ?? 0)}`,
+      ]);
     for (const [each, titles] of this.#alarms)
       if (scene.shownFor(each) === part) for (const title of titles) rows.push(["finding", title]);
     return rows;

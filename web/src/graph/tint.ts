@@ -2,7 +2,7 @@
 
 import { css, type Palette } from "../charts/colours";
 import { painter, type Shading } from "../charts/matrix";
-import { columnAt } from "../charts/scale";
+import { columnAt, lastUntil } from "../charts/scale";
 import { valueColumn } from "../rows";
 import type { HeatMapView, PartNumbers } from "../wire.gen";
 
@@ -21,21 +21,27 @@ export function coloured(
   );
 }
 
-/** The same numbers at another step, of which a heat map holds the cells; what it lacks stays as it is. */
-export function numbersAt(numbers: PartNumbers, heat: HeatMapView, step: number): PartNumbers {
-  const columns = heat.last_steps.length;
-  const at = columnAt(heat, step);
-  const rows = new Map<string, number>();
-  heat.sites.forEach((site, row) => {
-    if ((heat.own[row] ?? -1) >= 0) rows.set(`${site}\n${heat.ports[row]}`, heat.own[row] ?? -1);
-  });
+/** The same numbers at another step, of which heat maps hold the cells, by context; what they lack stays as it is. */
+export function numbersAt(
+  numbers: PartNumbers,
+  heats: readonly (readonly [context: string, view: HeatMapView])[],
+  step: number,
+): PartNumbers {
+  const rows = new Map<string, readonly [HeatMapView, number]>();
+  for (const [context, heat] of heats)
+    heat.own.forEach((row, at) => {
+      if (row >= 0) rows.set(`${context}\n${heat.sites[at]}\n${heat.ports[at]}`, [heat, row]);
+    });
   const [values, steps] = [numbers.values.slice(), numbers.steps.slice()];
   numbers.sites.forEach((site, part) => {
-    const row = rows.get(`${site}\n${numbers.ports[part]}`);
-    if (row === undefined || at < 0) return;
-    const column = valueColumn(heat, row, at);
-    values[part] = heat.cells[row * columns + column] ?? Number.NaN;
+    const context = numbers.contexts[part] ?? numbers.context;
+    const [heat, row] = rows.get(`${context}\n${site}\n${numbers.ports[part]}`) ?? [];
+    if (heat === undefined || row === undefined || heat.last_steps.length === 0) return;
+    const column = valueColumn(heat, row, columnAt(heat, step));
+    values[part] = heat.cells[row * heat.last_steps.length + column] ?? Number.NaN;
     steps[part] = heat.last_steps[column] ?? 0;
   });
-  return { ...numbers, values, steps, step: heat.last_steps[at] ?? numbers.step };
+  const known = Float64Array.from(new Set(steps)).sort();
+  const last = known[Math.max(lastUntil(known, step), 0)];
+  return { ...numbers, values, steps, step: last ?? numbers.step };
 }
