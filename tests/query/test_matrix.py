@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 
 from layerscope.query.matrix import INF, MISSING, NAN, VALUE, Matrix, Question, laid_out, matrix
@@ -173,3 +174,25 @@ def test_rows_of_two_data_types_and_of_two_sessions_for_one_step_are_one_cell(tm
         compact(tmp_path / "run")
     found = matrix(Run(tmp_path / "run").reader, Question("output", "mean"))
     assert found.values.tolist() == [[11.0, 12.0], [21.0, 22.0]]
+
+
+def test_cells_whose_chunks_are_damaged_stay_empty_and_the_run_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(parts.ROW_GROUP, "moments", 2)
+    sink = FolderSink(create(tmp_path / "run"))
+    a = sink.series_id(series("a"))
+    for step in range(4):
+        sink.put(summaries(step, [a], [np.full(50, step + 1.0)]))
+    sink.close()
+    path = tmp_path / "run/tables/moments/000001-0.parquet"
+    about = pq.read_metadata(path)
+    column = next(c for c in map(about.row_group(1).column, range(about.num_columns)) if c.path_in_schema == "sum")
+    content = bytearray(path.read_bytes())
+    content[column.data_page_offset + column.total_compressed_size - 1] ^= 1
+    path.write_bytes(content)
+    run = Run(tmp_path / "run")
+    found = matrix(run.reader, Question("output", "mean"))
+    assert [cell(found, "a", step)[1] for step in range(4)] == [VALUE, VALUE, MISSING, MISSING]
+    assert "2 rows were left out" in run.problems[0]
+    assert matrix(run.reader, Question("output", "rms")).steps.tolist() == [0, 1]

@@ -27,6 +27,10 @@ _NOT_FINITE = ("nan", "pos_inf", "neg_inf")
 LARGEST = float(np.finfo(np.float32).max)
 
 
+class _LostError(Exception):
+    """Rows cannot be read any more: their cells stay empty."""
+
+
 @dataclass(frozen=True, slots=True)
 class Question:
     """Which tensors, and what of them."""
@@ -113,17 +117,23 @@ def matrix(reader: Reader, question: Question, layout: Callable[[], Layout] | No
 
     def fill(piece: Piece) -> None:
         of: dict[str, Floats] = {}
+        row, place = laid.rows[piece]
+        most = len(place) if row is None else int(row.max(initial=-1)) + 1
 
         def column(name: str) -> Floats:
             if name not in of:
                 names = first if name in first else [name]
                 table = piece.read(names)
+                if table.num_rows < most:
+                    raise _LostError
                 rows_then = min((len(known) for known in of.values()), default=table.num_rows)  # it may have grown
                 of.update({each: values(table[each])[:rows_then].astype(np.float64, copy=False) for each in names})
             return of[name]
 
-        row, place = laid.rows[piece]
-        found = _narrow(derive.statistic(question.stat, column))
+        try:
+            found = _narrow(derive.statistic(question.stat, column))
+        except _LostError:  # the problems of the run name what is damaged
+            return
         cells.reshape(-1)[place] = found[: len(place)] if row is None else found[row]
 
     in_threads(fill, list(laid.rows))
