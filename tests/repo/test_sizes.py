@@ -7,7 +7,7 @@ import ast
 from tests.repo.source import functions, lines, modules, page_sources
 
 MODULE, FUNCTION, PUBLIC_METHODS = 500, 60, 12
-PYTHON_TOTAL, PAGE_TOTAL = 31_000, 17_400  # docs/adr/0014-budget-for-trust.md
+PYTHON_TOTAL, PAGE_TOTAL = 32_000, 17_600  # docs/adr/0014-budget-for-trust.md
 
 
 def test_no_module_is_too_long() -> None:
