@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from layerscope.capture.torch.trace.describe import describe
 from layerscope.capture.torch.trace.edit import Change, LiveEditor, When
+from layerscope.capture.torch.trace.gaps import Repeat
 from layerscope.capture.torch.trace.replay import Report, validate
 from layerscope.capture.torch.trace.rerun import Edits, rerun
 from layerscope.capture.torch.trace.tracer import Tracer
@@ -42,12 +43,13 @@ def traced_call(
     with tracing(target, options) as trace:
         live = trace.engine
         assert isinstance(live, _LivePass)
-        live.call = partial(_called, target, args, kwargs)
+        live.call = partial(called, target, args, kwargs)
+        live.repeat = Repeat(called, target, args, kwargs)
         trace.output = live.call(live.tracer)
     return trace
 
 
-def _called(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], tracer: Tracer) -> object:
+def called(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], tracer: Tracer) -> object:
     """What the target gives; a model's inputs and outputs are noted by the tracer itself."""
     if isinstance(target, nn.Module):
         return target(*args, **kwargs)
@@ -118,6 +120,7 @@ class _LivePass:
     def __init__(self, tracer: Tracer, name: str, options: PassOptions) -> None:
         self.tracer = tracer
         self.call: Callable[[Tracer], object] | None = None
+        self.repeat: Repeat | None = None
         self.failure: str | None = None
         self.finished = False
         self._name = name
@@ -131,8 +134,8 @@ class _LivePass:
     def random_state(self, operation: int) -> Tensor | None:
         return self.tracer.graph.nodes[operation].random_state
 
-    def validate(self, record: PassRecord) -> Report:
-        return validate(self.tracer, record)
+    def validate(self, record: PassRecord, *, rerun: bool | None) -> Report:
+        return validate(self.tracer, record, self.repeat, rerun=rerun)
 
     def rerun(
         self, edits: Mapping[int, Edit], functions: Mapping[int, Edit], parameters: Mapping[str, Tensor]

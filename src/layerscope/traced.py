@@ -38,7 +38,7 @@ class Report(Protocol):
 class Engine(Protocol):
     """The framework's side of a live trace."""
 
-    def validate(self, record: PassRecord) -> Report:
+    def validate(self, record: PassRecord, *, rerun: bool | None) -> Report:
         """Execute every operation again and compare."""
         ...
 
@@ -272,9 +272,14 @@ class Trace:
         """One row per operation, with everything known of it but the value."""
         return pass_table(self.record, self.naming, self.relations)
 
-    def validate(self) -> Report:
-        """Execute every operation again from its kept parents, and compare; true when all is right."""
-        return self._live("validate()").validate(self.record)
+    def validate(self, *, rerun: bool | None = None) -> Report:
+        """Execute every operation again from its kept parents, and compare; true when all is right.
+
+        Where tensors entered the pass from outside of torch, a copy of the model is run again with other inputs, to
+        see whether they depend on them. `rerun=False` leaves that out; `rerun=True` does it for a function too, which
+        cannot be copied.
+        """
+        return self._live("validate()").validate(self.record, rerun=rerun)
 
     def rerun(
         self,

@@ -17,8 +17,10 @@ import tests.trace.zoo_layers
 import tests.trace.zoo_models
 import tests.trace.zoo_vision
 import tests.trace.zoo_writes  # noqa: F401
+from layerscope.capture.torch.trace.gaps import Repeat
 from layerscope.capture.torch.trace.replay import validate
 from layerscope.operations import PassRecord, Role
+from layerscope.passes import called
 from tests.trace.examine import ancestors, grad_mode, plain, same_everywhere, tensors, trace
 from tests.trace.zoo import ZOO, Case
 
@@ -54,8 +56,12 @@ def test_traced_call_gives_what_the_plain_call_gives_and_can_be_proven(name: str
         assert torch.equal(torch.get_rng_state(), state)
         assert same_everywhere(traced.output, expected)
     buffers = buffers_of(case)
-    report = validate(traced.tracer, traced.record)
-    assert report, str(report)
+    repeat = Repeat(called, case.call, case.args, case.kwargs)
+    with grad_mode(grad):
+        report = validate(traced.tracer, traced.record, repeat, rerun=True)
+    assert bool(report) != case.gap, str(report)
+    assert bool(report.gaps) == case.gap
+    assert not report.faults
     assert report.resumed
     assert torch.equal(torch.get_rng_state(), state)
     assert same_everywhere(buffers_of(case), buffers)

@@ -21,6 +21,7 @@ class Case:
     only_eval: bool = False  # in training it draws random numbers that no seed repeats
     unproven: bool = False  # torch counts a change that no call made: not every value is proven current
     unseen: bool = False  # the way from the input to the output leads through something that cannot be seen
+    gap: bool = False  # and a tensor comes back from there
 
 
 ZOO: dict[str, Callable[[], Case]] = {}

@@ -237,12 +237,12 @@ def computed_in_another_thread() -> Case:
         worker.join()
         return found[0] + 1
 
-    return Case(forward, (numbers(3, 4),), unseen=True)
+    return Case(forward, (numbers(3, 4),), unseen=True, gap=True)
 
 
 @specimen
 def through_numpy() -> Case:
-    return Case(lambda x: torch.from_numpy(x.detach().numpy() * 2) + 1, (numbers(3, 4),), unseen=True)
+    return Case(lambda x: torch.from_numpy(x.detach().numpy() * 2) + 1, (numbers(3, 4),), unseen=True, gap=True)
 
 
 @specimen

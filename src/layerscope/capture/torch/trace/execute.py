@@ -36,7 +36,7 @@ def execute(graph: Graph, node: Node, value_of: Callable[[int], Tensor]) -> list
         }  # autograd lets no leaf be written
         args, kwargs = put_together(node.args, node.kwargs, lambda at: copies.get(id(fetch(at)), fetch(at)))
         loud = [copies[id(tensor)] for tensor in loud]
-    with _circumstances(node, kwargs):
+    with circumstances(node, kwargs):
         return results_of(node.function(*args, **kwargs), loud)
 
 
@@ -69,13 +69,15 @@ def _fetcher(graph: Graph, node: Node, value_of: Callable[[int], Tensor]) -> Cal
         external = graph.externals.all[externals[at]]
         if external.value is None:
             raise Lost(f"{external.name} was written later, and values are not kept")
+        if external.is_changed:
+            raise Lost(f"{external.name} has changed since")
         return external.value
 
     return fetch
 
 
 @contextmanager
-def _circumstances(node: Node, kwargs: dict[str, Any]) -> Iterator[None]:
+def circumstances(node: Node, kwargs: dict[str, Any]) -> Iterator[None]:
     """Grad mode, autocast and random numbers as they were."""
     with ExitStack() as stack:
         stack.enter_context(torch.set_grad_enabled(node.grad_mode))

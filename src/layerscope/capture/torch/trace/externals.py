@@ -10,13 +10,14 @@ from collections.abc import Iterable
 
 from torch import Tensor
 
+from layerscope.capture.torch.trace.memory import version_of
 from layerscope.capture.torch.trace.places import copy_of, overlap, place_of, storage_of
 
 
 class External:
     """One named tensor, as it was between two writes."""
 
-    __slots__ = ("is_used", "name", "since", "tensor", "value")
+    __slots__ = ("is_used", "name", "since", "tensor", "value", "version")
 
     def __init__(self, name: str, tensor: Tensor, since: int) -> None:
         self.name = name
@@ -24,6 +25,12 @@ class External:
         self.value: Tensor | None = tensor  # a copy once it was written, None where nothing is kept
         self.since = since  # nodes there were when it had this value
         self.is_used = False
+        self.version = 0  # of the tensor, when a call used it first
+
+    @property
+    def is_changed(self) -> bool:
+        """Whether something unseen has written to it since, such as an optimizer after the pass."""
+        return self.value is self.tensor and version_of(self.tensor) != self.version
 
 
 class Externals:
@@ -49,6 +56,7 @@ class Externals:
         number = self.numbers[id(tensor)]
         if not self.all[number].is_used:
             self.all[number].is_used = True
+            self.all[number].version = version_of(tensor)
             self._at.setdefault(storage_of(tensor), []).append(number)
         return number
 

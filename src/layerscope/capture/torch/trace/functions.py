@@ -59,6 +59,7 @@ class Facts:
     in_place: bool = False  # writes its first argument
     is_random: bool = False  # may draw random numbers
     is_silent: bool = False  # gives no tensor and changes none: a question, such as `.shape`
+    leaves_torch: bool = False  # gives the values to somebody who may compute with them out of our sight
     is_composite: bool = False  # a Python function that calls others
     inplace_at: int | None = None  # position of its `inplace` parameter
     quiet: Callable[[Arguments], Sequence[object]] | None = None
@@ -84,6 +85,7 @@ def facts(function: Function) -> Facts:
         in_place=in_place,
         is_random=_RANDOM.fullmatch(name) is not None,
         is_silent=_SILENT.fullmatch(raw) is not None,
+        leaves_torch=raw in ("numpy", "tolist", "__array__", "__dlpack__"),
         is_composite=inspect.isfunction(function),
         inplace_at=parameters.index("inplace") if "inplace" in parameters else None,
         quiet=_WRITES_QUIETLY.get(name),

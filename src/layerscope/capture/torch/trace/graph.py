@@ -33,6 +33,7 @@ class Graph:
         self.externals = Externals(keep=keep is not False)
         self.gradients = Gradients()
         self.module = outside  # the module call in progress
+        self.left_torch: int | None = None  # nodes there were when values were first given to numpy or the like
         self._keep = keep
         self._wants_gradients = gradients
         self._borrowed: list[tuple[int, weakref.ref[Tensor], int, int]] = []  # call, tensor, borrower, maker
@@ -156,8 +157,12 @@ class Graph:
         self.externals.before_write(tensors, len(self.nodes))
 
     def after_write(self, lead: int, loud: list[Tensor], quiet: list[Tensor]) -> None:
-        """Note what a call has written: tensors that are its results, and others beside them."""
+        """Note what a call has written: tensors that are its results, and others beside them.
+
+        Of parameters and buffers a copy is kept: they outlive the pass, and change again.
+        """
         self.externals.after_write(lead, loud + quiet)
+        self.memory.before_write([tensor for tensor in loud if self.externals.has(tensor)])
         for tensor in loud:
             node = self.memory.node_of(tensor)
             self.memory.after_write(lead if node is None else node, tensor, quiet=False)

@@ -11,6 +11,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from layerscope.capture.torch.trace.places import (
     Place,
     copies_of,
+    is_cut,
     is_wrapper,
     place_of,
     storage_id,
@@ -149,6 +150,15 @@ class Memory:
             if version_of(value) != self._copied.get(node, self.versions[node])
         }
         return frozenset(moved | self.unproven)
+
+    def lost(self) -> frozenset[int]:
+        """Nodes whose tensor was given other memory, or less of it, out of our sight: by `set_` or a storage's own."""
+        return frozenset(
+            node
+            for memory, nodes in self._kept.items()
+            for node in ([nodes] if isinstance(nodes, int) else nodes)
+            if id(value := self.values[node]) in self._nodes and (storage_of(value) != memory or is_cut(value))
+        )
 
     def _add_odd(self, node: int, tensor: Tensor) -> int:
         memory = storage_of(tensor)

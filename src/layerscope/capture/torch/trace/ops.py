@@ -91,7 +91,7 @@ class OpRecorder(TorchFunctionMode):
             return function(*args, **kwargs)
         about = facts(function)
         if about.is_silent:
-            return function(*args, **kwargs)
+            return function(*args, **kwargs) if not about.leaves_torch else self._leave(function, args, kwargs)
         if self._opens and (inside := self._way_in(about, function)) is not None:
             return self._inside(function, inside, args, kwargs)
         try:
@@ -122,6 +122,11 @@ class OpRecorder(TorchFunctionMode):
         except Exception as error:  # noqa: BLE001  as above
             self._give_up(error)
         return result
+
+    def _leave(self, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self.graph.left_torch is None:
+            self.graph.left_torch = len(self.nodes)
+        return function(*args, **kwargs)
 
     def _give_up(self, error: Exception) -> None:
         """Record no more because of an error of ours; where errors are not forgiven, raise it."""

@@ -73,6 +73,12 @@ def place_of(tensor: Tensor) -> Place | None:
     return Place(tensor.dtype, tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset()))
 
 
+def is_cut(tensor: Tensor) -> bool:
+    """Whether the tensor's memory was made too small for it: whoever reads it reads what is not there."""
+    place = place_of(tensor)
+    return place is not None and place.extent[1] > tensor.untyped_storage().nbytes()
+
+
 def overlap(one: Place, other: Place) -> bool:
     """Whether the two may have bytes in common."""
     (start, end), (other_start, other_end) = one.extent, other.extent

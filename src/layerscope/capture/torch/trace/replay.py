@@ -10,6 +10,7 @@ from torch import Tensor
 from layerscope.capture.torch.trace.arguments import holes
 from layerscope.capture.torch.trace.compare import difference, has_values, same
 from layerscope.capture.torch.trace.execute import Lost, execute, pairs_of, undisturbed
+from layerscope.capture.torch.trace.gaps import Repeat, gather
 from layerscope.capture.torch.trace.nodes import Node
 from layerscope.capture.torch.trace.perturb import can_perturb, perturbed
 from layerscope.capture.torch.trace.tracer import Tracer
@@ -29,6 +30,7 @@ _UNINITIALISED = frozenset(
     )
 )
 _SOURCES = ("input", "constant")
+_DUAL = ("_make_dual", "_unpack_dual")  # of forward-mode automatic differentiation
 #: Threads of a parallel kernel add in the order in which they arrive; nothing else may differ at all.
 TOLERANCE = 1e-6
 UNORDERED = frozenset(("index_add", "index_put", "scatter_add", "scatter_reduce", "bincount", "histc", "embedding_bag"))
@@ -58,17 +60,34 @@ class Report:
     tolerated: tuple[Remark, ...]  # results that agree but for rounding, where the kernel's order of adding is open
     without_values: int  # operations on meta or fake tensors: only their structure and shapes could be checked
     resumed: bool  # the outputs came out again when the whole graph was executed from the inputs
+    gaps: tuple[Remark, ...] = ()  # tensors that entered from outside and depend on the inputs, or may
+    outside: tuple[Remark, ...] = ()  # tensors that entered from outside, of which that was not found out
 
     def __bool__(self) -> bool:
-        return not (self.faults or self.without_values) and (self.checked > 0 or not self.unchecked)
+        return not (self.faults or self.without_values or self.gaps) and (self.checked > 0 or not self.unchecked)
+
+    @property
+    def complete(self) -> bool:
+        """Whether nothing that depends on the inputs can have entered the pass unseen."""
+        return not (self.gaps or self.outside)
+
+    @property
+    def verdict(self) -> str:
+        """The result in words."""
+        if self.faults:
+            return f"WRONG in {len(self.faults)} places"
+        if self.gaps:
+            return f"NOT COMPLETE, for {len(self.gaps)} tensors that come from the inputs, or may, entered unseen"
+        if not self:
+            return "NOT PROVEN, for want of values, though nothing is wrong"
+        return "right" if self.complete else "right, and not complete"
 
     def __str__(self) -> str:
-        unproven = "NOT PROVEN, for want of values, though nothing is wrong"
-        verdict = "right" if self else f"WRONG in {len(self.faults)} places" if self.faults else unproven
         lines = [
-            f"{verdict}: {self.checked} operations executed again, {self.perturbed} parents shown to matter, "
+            f"{self.verdict}: {self.checked} operations executed again, {self.perturbed} parents shown to matter, "
             f"{len(self.ignored)} that made no difference, {len(self.unchecked)} operations not checked",
-            *(f"  {fault}" for fault in self.faults),
+            *(f"  {fault}" for fault in (*self.faults, *self.gaps)),
+            *(f"  {text}" for text in _together(self.outside)),
             *(f"  not checked: {text}" for text in _together(self.unchecked)),
         ]
         return "\n".join(lines)
@@ -85,8 +104,12 @@ def _together(remarks: Sequence[Remark]) -> Iterator[str]:
         yield f"operation {first.operation} ({first.function}){more}: {text}"
 
 
-def validate(tracer: Tracer, record: PassRecord) -> Report:
-    """Execute every operation again, and the whole pass from its inputs; change each parent, to see that it matters."""
+def validate(tracer: Tracer, record: PassRecord, repeat: Repeat | None = None, *, rerun: bool | None = None) -> Report:
+    """Execute every operation again, and the whole pass from its inputs; change each parent, to see that it matters.
+
+    `repeat` runs the pass again with other inputs, to see which of the tensors that entered from outside depend on
+    them; `rerun` says whether it may: None for models and methods, which are copied.
+    """
     with undisturbed():
         checker = _Checker(tracer, record)
         checker.check_structure()
@@ -95,6 +118,7 @@ def validate(tracer: Tracer, record: PassRecord) -> Report:
         checker.check_stale()
         checker.check_outputs()
         resumed = checker.resume()
+        gaps, outside = checker.check_outside(*gather(tracer, repeat, asked=rerun))
     return Report(
         checked=len(checker.right),
         perturbed=checker.perturbed,
@@ -104,17 +128,22 @@ def validate(tracer: Tracer, record: PassRecord) -> Report:
         tolerated=tuple(checker.tolerated),
         without_values=checker.without_values,
         resumed=resumed,
+        gaps=tuple(gaps),
+        outside=tuple(outside),
     )
 
 
 class _Checker:
     def __init__(self, tracer: Tracer, record: PassRecord) -> None:
         self._graph = tracer.graph
-        self._values = tracer.graph.memory.values
+        kept, self._lost = tracer.graph.memory.values, tracer.graph.memory.lost()
+        self._values = (
+            {index: value for index, value in kept.items() if index not in self._lost} if self._lost else kept
+        )
         self._nodes = list(tracer.graph.nodes)
         self._record = record
         self._edited = tracer.ops.editor.edited if tracer.ops.editor is not None else frozenset()
-        self._stale = tracer.graph.memory.stale() | record.stale
+        self._stale = (tracer.graph.memory.stale() | record.stale) - self._lost
         self.right: set[int] = set()  # first nodes of calls that gave the same again
         self.perturbed = 0
         self.without_values = 0
@@ -198,10 +227,35 @@ class _Checker:
                 resumed = False
         return resumed
 
+    def check_outside(self, dependent: list[int], unknown: dict[int, str]) -> tuple[list[Remark], list[Remark]]:
+        """Tensors from outside that come from the inputs, or may, and those of which nothing says so."""
+        gaps = [self._entered(index, "it changes with the inputs of the pass") for index in dependent]
+        outside, left = list[Remark](), self._graph.left_torch
+        for index, why in unknown.items():
+            if left is not None and left <= index:
+                gaps.append(self._entered(index, f"values had left torch before, by numpy() or the like; {why}"))
+            else:
+                outside.append(self._entered(index, f"it was not checked whether it depends on the inputs: {why}"))
+        return gaps, outside
+
+    def _entered(self, index: int, text: str) -> Remark:
+        where = ""
+        user = next((user for user, node in enumerate(self._nodes) if index in node.parents[1::2]), None)
+        if user is not None:
+            operation = self._record.operations[user]
+            path = self._record.calls[operation.call].path
+            where = f", as argument of operation {user} ({operation.function}){f' in {path}' if path else ''}"
+            where += f" at {operation.frames[0].file}:{operation.frames[0].line}" if operation.frames else ""
+        return Remark(index, self._name(index), f"a tensor entered from outside{where}; {text}")
+
     def _hindrance(self, lead: int, node: Node) -> str | None:
         """Why a call cannot be executed again."""
         if node.facts.name in _UNINITIALISED:
             return "uninitialised memory holds anything"
+        if node.facts.name in _DUAL:
+            return "tangents of forward-mode differentiation are gone when its block has ended"
+        if not self._lost.isdisjoint(self._results(lead)):
+            return "its tensor was given other memory later, and its value is gone"
         if node.facts.name == "grad":
             return "a gradient depends on the backward pass, not on values"
         if not self._edited.isdisjoint(self._results(lead)):

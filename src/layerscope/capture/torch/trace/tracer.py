@@ -49,9 +49,9 @@ class Tracer:
         if model is not None:
             self._learn(model, "")
 
-    def twin(self) -> Tracer:
-        """Another tracer of the same model with the same options."""
-        return Tracer(self.model, **self._options)  # type: ignore[arg-type]  # each option has its own type
+    def twin(self, model: nn.Module | None = None, **options: object) -> Tracer:
+        """Another tracer of the same model, or of a copy, with the same options but those given."""
+        return Tracer(model or self.model, **(self._options | options))  # type: ignore[arg-type]  # each has its own type
 
     @property
     def gradients(self) -> dict[int, list[Tensor]]:
