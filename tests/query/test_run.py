@@ -10,7 +10,9 @@ from torch import nn
 
 import layerscope as ls
 from layerscope.errors import SelectError
+from layerscope.query.matrix import Question, matrix
 from layerscope.records import Floats
+from layerscope.store.reader import Reader
 
 STEPS = 12
 
@@ -213,3 +215,18 @@ def test_quantiles_are_those_of_the_tensor_to_within_a_bucket(watched: Watched) 
 def test_a_share_that_is_none_is_refused(watched: Watched) -> None:
     with pytest.raises(SelectError, match="50 is no share"):
         watched.run.quantiles(shares=[50])
+
+
+def test_a_mean_is_read_back_where_its_sum_has_left_float64(tmp_path: Path) -> None:
+    values = torch.tensor([1e308, 1.5e308, -4e307], dtype=torch.float64)
+    with ls.watch(None, to=tmp_path / "run", every=1) as recorder:
+        for factor in (1.0, 1e-308):
+            recorder.record("x", values * factor, batch_dim=None)
+            recorder.step()
+    run = ls.open(tmp_path / "run")
+    means = [float((values / 3).sum()), 0.7]
+    assert run.stats("x", stat="mean")["mean"] == pytest.approx(means, rel=1e-12)
+    assert run.stats("x", stat=["rms", "mean"])["mean"] == pytest.approx(means, rel=1e-12)
+    assert run.named().statistics(0, "x")["mean"] == pytest.approx(means[0], rel=1e-12)
+    shown = matrix(Reader(tmp_path / "run"), Question("tensor", "mean")).values  # in float32, and no further
+    assert shown[:, 0] == pytest.approx([np.finfo(np.float32).max, 0.7])

@@ -112,7 +112,11 @@ def assert_same_summary(got: spec.Summary, wanted: spec.Summary, values: Floats)
 
 def assert_same_sums(got: Floats, wanted: Floats, values: Floats) -> None:
     finite = np.abs(values[np.isfinite(values)])
-    for a, b, power in zip(got[SUMS], wanted[SUMS], POWERS, strict=True):
+    powers: tuple[int, ...] = POWERS
+    if np.isinf(wanted[spec.COLUMN["sum2"]]):  # the higher ones are those of smaller numbers then
+        np.testing.assert_allclose(got[SUMS][3:], wanted[SUMS][3:], rtol=1e-12, atol=1e-12 * wanted[SUMS][4])
+        powers = POWERS[:3]
+    for a, b, power in zip(got[SUMS], wanted[SUMS], powers, strict=False):
         with np.errstate(over="ignore", under="ignore"):
             magnitudes = finite**power
             total = magnitudes.sum()

@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from fractions import Fraction
 
 import numpy as np
 import pytest
 
 from layerscope.errors import SelectError
 from layerscope.records import Floats
-from layerscope.stats import derive, reference, spec
+from layerscope.stats import combine, derive, reference, spec
+from layerscope.stats.kernel import Arena, format_number
 from tests.stats.arrays import NORMAL
 
 
 def moments_of(values: list[Floats]) -> Floats:
     return np.stack([reference.summarize(v, spec.SMALLEST_NORMAL["float64"]).moments for v in values])
+
+
+def summarized(values: Floats) -> Floats:
+    """The moments that the kernel gives."""
+    arena = Arena()
+    arena.add(values.ctypes.data, len(values), format_number("float64"))
+    moments: Floats = arena.drain().moments[0]
+    return moments
 
 
 def statistic(name: str, values: Floats) -> float:
@@ -100,3 +111,65 @@ def test_equal_elements_have_no_spread_and_no_shape() -> None:
 def test_the_norm_of_nothing_finite_is_unknown() -> None:
     moments = reference.summarize(np.full(10, np.nan), 2.0**-126).moments
     assert np.isnan(derive.statistic("norm", lambda name: moments[[spec.COLUMN[name]]])[0])
+
+
+HUGE = (
+    np.array([1e308, 1e308]),
+    np.array([1e308, 1.5e308, -1.7e308]),
+    np.array([-1e308] * 5),
+    np.array([1e200, -3e200, 2e200, 1e-200]),
+    1e308 * np.linspace(-1.7, 1.6, 5000),
+    np.array([1e155, np.inf, np.nan, -2e155, 0.0]),
+)
+
+
+def exact(name: str, values: Floats) -> float:
+    """By fractions, which have no limits; a root is taken of a number that was brought into range."""
+    finite = [Fraction(value) for value in values[np.isfinite(values)].tolist()]
+    unit = max(map(abs, finite))
+    small, n = [value / unit for value in finite], len(finite)
+    mean = sum(small) / n
+    squares = {"rms": sum(v * v for v in small) / n, "norm": sum(v * v for v in small)}
+    squares["std"] = sum((v - mean) ** 2 for v in small) / n
+    of = {"mean": mean, "mean_abs": sum(map(abs, small)) / n}
+    share = float(of[name]) if name in of else math.sqrt(float(squares[name]))
+    return share * float(unit)
+
+
+@pytest.mark.parametrize("name", ["mean", "mean_abs", "std", "rms", "norm"])
+@pytest.mark.parametrize("values", HUGE, ids=lambda values: f"{len(values)}:{values[0]:g}")
+def test_statistics_of_float64_are_right_up_to_its_largest_number(name: str, values: Floats) -> None:
+    wanted = exact(name, values)
+    assert statistic(name, values) == pytest.approx(wanted, rel=1e-12, abs=1e-12 * statistic("abs_max", values))
+    for moments in (
+        spec.merge_moments(moments_of(np.array_split(values, 2))),
+        spec.merge_moments(moments_of([values, np.zeros(0)])),
+        summarized(values),
+        summarized(np.concatenate((values[1:], values[:1]))),
+    ):
+        found = derive.statistic(name, lambda column, row=moments: row[[spec.COLUMN[column]]])[0]  # type: ignore[misc]
+        assert found == pytest.approx(wanted, rel=1e-12, abs=1e-12 * statistic("abs_max", values))
+
+
+def test_a_sum_that_leaves_float64_when_summaries_are_added_up_repeated_or_divided_is_told_right() -> None:
+    parts = [np.full(3, 7e153), np.full(2, -5e153), np.array([1.0])]
+    arena = Arena()
+    for part in parts:
+        arena.add(part.ctypes.data, len(part), format_number("float64"))
+    summaries = arena.drain()
+    assert not np.isinf(summaries.moments[:, spec.COLUMN["sum2"]]).any()
+    added = combine.add_up(summaries, [(0, 1, 2)])
+    repeated = combine.repeated(added, {0: 7})
+    divided = combine.divided(repeated, np.array([4.0]))
+    whole = np.concatenate(parts)
+    for moments, values in ((added, whole), (repeated, np.tile(whole, 7)), (divided, np.tile(whole / 4, 7))):
+        for name in ("mean", "mean_abs", "std", "rms", "norm"):
+            found = derive.statistic(name, lambda column, row=moments.moments[0]: row[[spec.COLUMN[column]]])[0]  # type: ignore[misc]
+            assert found == pytest.approx(exact(name, values), rel=1e-12)
+    assert np.isinf(repeated.moments[0, spec.COLUMN["sum2"]])
+
+
+def test_skew_and_kurtosis_of_powers_that_leave_float64_are_not_told() -> None:
+    for scale in (1e80, 1e160, 1e300):
+        assert math.isnan(statistic("kurtosis", NORMAL * scale))
+    assert math.isnan(statistic("skew", NORMAL * 1e300))

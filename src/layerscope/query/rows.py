@@ -74,6 +74,11 @@ def columns_for(stats: list[str]) -> list[str]:
     return list(asked)
 
 
+def has_left_range(rows: pa.Table) -> bool:
+    """Whether a sum in the rows has left float64, so that further columns tell what it stands for."""
+    return any(not np.isfinite(floats(rows, name)).all() for name in spec.SUMS[:3] if name in rows.column_names)
+
+
 def moments_of(rows: pa.Table) -> dict[str, Floats]:
     """The moment columns of rows as float64 arrays."""
     return {name: floats(rows, name) for name in rows.column_names if name in spec.COLUMN}

@@ -14,7 +14,7 @@ from layerscope.query.opened import OpenedRun
 from layerscope.query.table import Table
 from layerscope.records import Flags, Floats, Ints
 from layerscope.select import Patterns, listed, matching
-from layerscope.stats import buckets, derive
+from layerscope.stats import buckets, derive, spec
 from layerscope.store.wanted import Steps
 
 
@@ -100,6 +100,8 @@ class Run(OpenedRun):
         needed = rows.columns_for([name for name in names if name in derive.STATS])
         extras = self._reader.extras(numbers, steps, own) if own else None  # first: they are written after moments
         read = self._reader.moments(numbers, steps, needed) if needed or not own else None
+        if read is not None and rows.has_left_range(read):
+            read = self._reader.moments(numbers, steps, [*dict.fromkeys((*needed, *spec.SUMS[2:]))])
         if extras is not None:
             read = rows.with_extras(read, extras, own)
         read, identity, _ = rows.named(read, chosen)

@@ -66,6 +66,7 @@ def divided(summaries: Encoded, factors: Floats) -> Encoded:
     moments = summaries.moments.copy()
     for name, power in _POWERS.items():
         moments[:, spec.COLUMN[name]] /= factors**power
+    spec.put_small_sums(moments, lambda: spec.small_sums(summaries.moments) / factors[:, None] ** (1, 1, 2))
     row, codes, counts = spec.decode_rows(summaries.m, summaries.offsets, summaries.bits)
     m = summaries.m[row].astype(np.int64)
     size = np.abs(codes)
@@ -84,6 +85,7 @@ def repeated(summaries: Encoded, times: Mapping[int, int]) -> Encoded:
     moments = summaries.moments.copy()
     with np.errstate(over="ignore"):  # a sum that leaves float64 is ±Inf
         moments[:, : spec.ADDED] *= factors[:, None]
+    spec.put_small_sums(moments, lambda: spec.small_sums(summaries.moments) * factors[:, None])
     row, codes, counts = spec.decode_rows(summaries.m, summaries.offsets, summaries.bits)
     offsets, bits = encode_rows(summaries.m, row, codes.astype(np.int64), counts * factors[row])
     return Encoded(moments, summaries.m, offsets, bits)
@@ -104,6 +106,7 @@ def _added_moments(moments: Floats, starts: Ints) -> Floats:
     merged = np.empty((len(starts), moments.shape[1]))
     with np.errstate(invalid="ignore", over="ignore"):  # as in spec.merge_moments
         merged[:, : spec.ADDED] = np.add.reduceat(moments[:, : spec.ADDED], starts)
+    spec.put_small_sums(merged, lambda: np.add.reduceat(spec.small_sums(moments), starts))
     for name in spec.EXTREMES:
         combine = np.fmin if name in ("min", "abs_min") else np.fmax
         merged[:, spec.COLUMN[name]] = combine.reduceat(moments[:, spec.COLUMN[name]], starts)

@@ -17,10 +17,30 @@ Column = Callable[[str], Floats]
 #: What rounding may have left in a sum of magnitudes, as a share of it. Central moments are differences of raw sums:
 #: where that error is not a tenth of the difference at most, there is no telling, and the statistic is NaN.
 ROUNDING = 1e-15
+_SMALL = {"sum": "sum3", "sum_abs": "sum4", "sum2": "sum8"}
 
 
 def _told(moment: Floats, error: Floats) -> Floats:
     return np.where(error <= 0.1 * np.abs(moment), moment, np.nan)
+
+
+def _in_range(name: str, derive: Callable[[Column], Floats]) -> Callable[[Column], Floats]:
+    """The same statistic also where the named sum has left float64: of the smaller numbers that `spec` has for that.
+
+    Further columns are asked for only then.
+    """
+
+    def derived(column: Column) -> Floats:
+        far = ~np.isfinite(column(name))
+        far = far & (column("finite") > 0) if far.any() else far
+        if not far.any() or not (far := far & np.isinf(column("sum2"))).any():
+            return derive(column)
+        small = derive(
+            lambda each: np.where(far, column(_SMALL[each]), column(each)) if each in _SMALL else column(each)
+        )
+        return np.ldexp(small, np.where(far, spec.DOWN, 0))
+
+    return derived
 
 
 def _variance(column: Column) -> Floats:
@@ -38,22 +58,22 @@ def _skew(column: Column) -> Floats:
     n, mean = column("finite"), column("sum") / column("finite")
     third = column("sum3") / n - 3 * mean * column("sum2") / n + 2 * mean * mean**2
     scale = _told(_variance(column) ** 1.5, 6 * ROUNDING * (column("sum4") / n) ** 0.75)
-    return np.where(scale > 0, third / scale, np.nan)
+    return np.where((scale > 0) & np.isfinite(scale), third / scale, np.nan)
 
 
 def _kurtosis(column: Column) -> Floats:
     n, mean = column("finite"), column("sum") / column("finite")
     fourth = column("sum4") / n - 4 * mean * column("sum3") / n + 6 * mean**2 * column("sum2") / n - 3 * (mean**2) ** 2
     scale = _told(_variance(column) ** 2, 14 * ROUNDING * column("sum4") / n)
-    return np.where(scale > 0, fourth / scale, np.nan)
+    return np.where((scale > 0) & np.isfinite(scale), fourth / scale, np.nan)
 
 
 _DERIVED: dict[str, Callable[[Column], Floats]] = {
-    "mean": lambda c: c("sum") / c("finite"),
-    "mean_abs": lambda c: c("sum_abs") / c("finite"),
-    "std": lambda c: np.sqrt(_variance(c)),
-    "rms": lambda c: np.sqrt(c("sum2") / c("finite")),
-    "norm": lambda c: np.where((c("finite") == 0) & (c("count") > 0), np.nan, np.sqrt(c("sum2"))),
+    "mean": _in_range("sum", lambda c: c("sum") / c("finite")),
+    "mean_abs": _in_range("sum_abs", lambda c: c("sum_abs") / c("finite")),
+    "std": _in_range("sum2", lambda c: np.sqrt(_variance(c))),
+    "rms": _in_range("sum2", lambda c: np.sqrt(c("sum2") / c("finite"))),
+    "norm": _in_range("sum2", lambda c: np.where((c("finite") == 0) & (c("count") > 0), np.nan, np.sqrt(c("sum2")))),
     "skew": _skew,
     "kurtosis": _kurtosis,  # 3 for a normal distribution
     "zero_share": lambda c: c("zeros") / c("count"),

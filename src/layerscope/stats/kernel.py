@@ -37,6 +37,9 @@ def format_number(dtype: str) -> int:
     return field << 8 | STORED.index(dtype)
 
 
+_FLOAT64 = format_number("float64")
+
+
 class Target(ctypes.Structure):
     """Where the kernel finds its memory; `target` in `_kernel.c`."""
 
@@ -97,6 +100,8 @@ class Arena:
             while 3 * (self._rows - first) < len(plan):
                 self._grow()
                 self._rows = self._summarize(plan[3 * (self._rows - first) :], self._target_at, threads)
+            if _FLOAT64 in plan[2::3]:
+                self._mend(first, plan)
             return first
 
     def repeat(self, row: int, times: int) -> None:
@@ -115,7 +120,17 @@ class Arena:
             while (rows := _take(plan, self._target_at, threads, *beside)) == row:
                 self._grow()
             self._rows = rows
+            if plan[2] == _FLOAT64:
+                self._mend(row, plan)
             return row
+
+    def _mend(self, first: int, plan: list[int]) -> None:
+        """Sum again, in smaller numbers, what left float64; only float64 itself holds elements that large."""
+        for row in first + np.flatnonzero(np.isinf(self._moments[first : self._rows, spec.COLUMN["sum2"]])):
+            address, count, _ = plan[3 * (row - first) :][:3]
+            values = read_memory(address, count, "float64")
+            small = reference.small_sums(values[np.isfinite(values)])
+            self._moments[row, spec.COLUMN["sum3"] : spec.ADDED] = small
 
     def _grow(self) -> None:
         """Leave room for at least one more row, whatever its size."""

@@ -42,7 +42,14 @@ def _sums(finite: Floats) -> list[float]:
         squared = finite * finite
         fourth = squared * squared
         powers = (finite, np.abs(finite), squared, squared * finite, fourth, fourth * fourth)
-        return [float(power.sum()) for power in powers]
+        sums = [float(power.sum()) for power in powers]
+        return [*sums[:3], *small_sums(finite)] if np.isinf(sums[2]) else sums
+
+
+def small_sums(finite: Floats) -> list[float]:
+    """The sums of y, |y| and y² of finite elements, with y = x / 2**600."""
+    small = np.ldexp(finite, -spec.DOWN)
+    return [float(power.sum()) for power in (small, np.abs(small), small * small)]
 
 
 def _extremes(finite: Floats, nonzero: Floats) -> list[float]:

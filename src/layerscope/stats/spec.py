@@ -4,6 +4,8 @@ A summary of a tensor holds two things, both merged by addition:
 
 * **moments**: one float64 per name in `MOMENTS`. Counts are over all elements, sums and extremes over
   the finite ones. An extreme of no element is NaN. A sum that leaves float64 is ±Inf, or NaN where both met.
+  Where `sum2` leaves it, the higher powers are beyond reach, and `sum3`, `sum4` and `sum8` hold the sums of y, |y| and
+  y² in their place, with y = x / 2**600: `mean`, `std`, `rms` and `norm` then come from these.
 * **bit-counts**: how many finite, non-zero elements share sign, exponent and the top `m` mantissa bits.
 
 The bucket of x is its *code*: `sign(x) * ((floor(log2 |x|) + 1075) << m | top m mantissa bits)`, by value, not by
@@ -15,6 +17,7 @@ than `FINE_BELOW` buckets occupied: then the tensor is counted with the `fine_m`
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,6 +30,9 @@ EXTREMES = ("min", "max", "abs_min", "abs_max")  # abs_min: smallest non-zero ma
 MOMENTS = COUNTS + SUMS + EXTREMES
 ADDED = len(COUNTS) + len(SUMS)  # the first ADDED moments merge by addition, the rest by extremes
 COLUMN = {name: column for column, name in enumerate(MOMENTS)}
+DOWN = 600  # elements are divided by 2**DOWN where the sum of their squares leaves float64
+_SUM2 = COLUMN["sum2"]
+_PLAIN, _SMALL = ([COLUMN[name] for name in names] for names in (SUMS[:3], SUMS[3:]))
 
 EXPONENT_BIAS = 1075  # 2**-1074, the smallest float64, has exponent field 1
 TOP_FIELD = 2099  # one above the exponent field of the largest float64
@@ -142,11 +148,25 @@ def merge_bits(parts: list[BitCounts]) -> BitCounts:
     return _grouped(m, np.concatenate([f.codes for f in folded]), np.concatenate([f.counts for f in folded]))
 
 
+def small_sums(moments: Floats) -> Floats:
+    """The sums of y, |y| and y² of many rows, with y = x / 2**DOWN."""
+    down: Floats = np.ldexp(moments[:, _PLAIN], [-DOWN, -DOWN, -2 * DOWN])
+    return np.where(np.isinf(moments[:, [_SUM2]]), moments[:, _SMALL], down)
+
+
+def put_small_sums(moments: Floats, sums: Callable[[], Floats]) -> None:
+    """Give the rows whose `sum2` has left float64 what `sums` says; it is asked only if there are any."""
+    beyond = np.isinf(moments[:, _SUM2])
+    if beyond.any():
+        moments[np.ix_(beyond, _SMALL)] = sums()[beyond]
+
+
 def merge_moments(rows: Floats) -> Floats:
     """One row of moments for the rows of several tensors."""
     merged = np.empty(len(MOMENTS))
     with np.errstate(invalid="ignore", over="ignore"):  # Inf - Inf is NaN, and said so
         merged[:ADDED] = rows[:, :ADDED].sum(axis=0)
+    put_small_sums(merged[None], lambda: small_sums(rows).sum(axis=0)[None])
     for name, combine in (("min", np.fmin), ("max", np.fmax), ("abs_min", np.fmin), ("abs_max", np.fmax)):
         merged[COLUMN[name]] = combine.reduce(rows[:, COLUMN[name]])
     return merged

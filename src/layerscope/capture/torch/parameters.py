@@ -220,6 +220,9 @@ def _norm(tensor: Tensor) -> float:
         if whole:
             blocks = torch.linalg.vector_norm(flat[:whole].view(-1, _BLOCK), dim=1, dtype=wide)
             norm = math.hypot(norm, float(torch.linalg.vector_norm(blocks.double())))
-        if math.isfinite(norm) and norm > _SMALLEST_SAFE:
+        if (math.isfinite(norm) and norm > _SMALLEST_SAFE) or not len(flat):
             return norm
-        return float(torch.linalg.vector_norm(flat.to(torch.complex128 if flat.is_complex() else torch.float64)))
+        sizes = flat.to(torch.complex128 if flat.is_complex() else torch.float64).abs()
+        largest = float(sizes.max())
+        in_range = math.isfinite(largest) and largest > 0  # and so are the squares of shares of it
+        return largest * float(torch.linalg.vector_norm(sizes / largest)) if in_range else largest
