@@ -32,7 +32,7 @@ ADDED = len(COUNTS) + len(SUMS)  # the first ADDED moments merge by addition, th
 COLUMN = {name: column for column, name in enumerate(MOMENTS)}
 DOWN = 600  # elements are divided by 2**DOWN where the sum of their squares leaves float64
 _SUM2 = COLUMN["sum2"]
-_PLAIN, _SMALL = ([COLUMN[name] for name in names] for names in (SUMS[:3], SUMS[3:]))
+_PLAIN, _SMALL = slice(len(COUNTS), len(COUNTS) + 3), slice(len(COUNTS) + 3, ADDED)
 
 EXPONENT_BIAS = 1075  # 2**-1074, the smallest float64, has exponent field 1
 TOP_FIELD = 2099  # one above the exponent field of the largest float64
@@ -158,7 +158,7 @@ def put_small_sums(moments: Floats, sums: Callable[[], Floats]) -> None:
     """Give the rows whose `sum2` has left float64 what `sums` says; it is asked only if there are any."""
     beyond = np.isinf(moments[:, _SUM2])
     if beyond.any():
-        moments[np.ix_(beyond, _SMALL)] = sums()[beyond]
+        moments[beyond, _SMALL] = sums()[beyond]
 
 
 def merge_moments(rows: Floats) -> Floats:
