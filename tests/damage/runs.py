@@ -19,7 +19,7 @@ from layerscope.store.writer import FolderSink
 from tests.store.runs import put_named, put_steps, summaries
 from tests.viz.graphs import transformer
 
-ROLL_BYTES = 2_000  # several segments of each table
+ROLL_BYTES = 4_000  # several segments of each table
 
 
 def make_runs(folder: Path) -> dict[str, Path]:

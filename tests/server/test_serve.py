@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -16,9 +17,13 @@ import pytest
 from websockets.sync.client import connect
 
 from layerscope.errors import StateError, StoreError
+from layerscope.server import aside
 from layerscope.server.aside import compact_aside
 from layerscope.server.serve import PageServer
+from layerscope.store.folder import create
+from layerscope.store.writer import FolderSink
 from tests.server.runs import Writing, write_run
+from tests.store.runs import put_steps
 
 UI = "import layerscope as ls, sys; ls.ui(sys.argv[1], port=0, open_browser=False)"
 NOTEBOOK = """
@@ -117,8 +122,18 @@ def test_ui_says_where_it_is_and_ends_quietly_when_interrupted(project: Path, sc
 
 
 def test_a_compaction_that_fails_says_why(tmp_path: Path) -> None:
-    run = write_run(tmp_path / "run", steps=1)
-    compact_aside(run)
-    (run / "live.json").write_text("{ no JSON")
+    sink = FolderSink(create(tmp_path / "run"), compact=False)
+    put_steps(sink, [0])
+    sink.close()
+    shutil.copytree(tmp_path / "run", tmp_path / "damaged")
+    compact_aside(tmp_path / "run")
+    assert list((tmp_path / "run" / "segments").rglob("*.arrow")) == []
+    (tmp_path / "damaged" / "live.json").write_text("{ no JSON")
     with pytest.raises(StoreError, match=r"live\.json is damaged"):
-        compact_aside(run)
+        compact_aside(tmp_path / "damaged")
+
+
+def test_no_process_is_started_for_a_run_without_segments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = write_run(tmp_path / "run", steps=1)
+    monkeypatch.setattr(aside, "run_aside", lambda command: pytest.fail(f"started {command}"))
+    compact_aside(run)
