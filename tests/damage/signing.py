@@ -8,9 +8,12 @@ import struct
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 from xxhash import xxh3_64_hexdigest, xxh3_64_intdigest
+
+from layerscope.store.part_index import whole_numbers
 
 FRAME = struct.Struct("<8sQQQ")
 HEAD = len('{"checksum": "0123456789abcdef",')
@@ -70,15 +73,25 @@ def sign_part(run: Path, table: str, file: str, places: list[tuple[int, int]], r
     """What live.json says of a part, so that it fits the file."""
     content, live = (run / "tables" / table / file).read_bytes(), run / "live.json"
     said = json.loads(live.read_bytes())
-    sums = np.array([xxh3_64_intdigest(content[start : start + size]) for start, size in places], "<u8")
+    about = [(size, xxh3_64_intdigest(content[start : start + size])) for start, size in places]
     for part in said["tables"][table]["parts"]:
         if part["file"] == file:
             part |= {"bytes": len(content), "footer": xxh3_64_hexdigest(footer(content))}
             part |= {
-                "chunks": base64.b64encode(sums.tobytes()).decode(),
+                "chunks": base64.b64encode(np.array(about, "<u8").tobytes()).decode(),
                 "rows": part["rows"] if rows is None else rows,
             }
+            if rows is not None:
+                part["groups"] = base64.b64encode(row_groups(table, content).tobytes()).decode()
     rewrite(live, said)
+
+
+def row_groups(table: str, content: bytes) -> npt.NDArray[np.int64]:
+    """How many rows each row group has, and nothing of what they can be."""
+    about = pq.read_metadata(pa.BufferReader(content))
+    limits, columns = np.iinfo(np.int64), len(whole_numbers(table))
+    rows = [about.row_group(group).num_rows for group in range(about.num_row_groups)]
+    return np.array([[count, *[limits.min, limits.max] * columns] for count in rows], "<i8")
 
 
 def rewrite(file: Path, content: dict[str, object]) -> None:

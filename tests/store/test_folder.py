@@ -161,7 +161,7 @@ def test_columns_tables_and_keys_of_a_later_writer_are_ignored_and_missing_ones_
 def test_names_that_lead_out_of_the_folder_are_refused(tmp_path: Path, file: str) -> None:
     folder = made(tmp_path / "run")
     tables = json.loads((folder / "live.json").read_bytes())["tables"]
-    tables["kpis"]["parts"] = [{"file": file, "rows": 1, "bytes": 1, "footer": "0" * 16, "chunks": ""}]
+    tables["kpis"]["parts"] = [{"file": file, "rows": 1, "bytes": 1, "footer": "0" * 16, "chunks": "", "groups": ""}]
     forge(folder / "live.json", tables=tables)
     with pytest.raises(FormatError, match=r"live.json is damaged: it names files"):
         Reader(folder)

@@ -36,6 +36,7 @@ from layerscope.store.sources import RunFiles, segment_names
 from layerscope.store.wanted import Wanted
 from layerscope.version import __version__
 
+_MOST_SERIES = 2**31 - 1
 _PATIENCE_S = 30.0  # with another recorder that makes the same folder
 
 
@@ -196,6 +197,8 @@ def _opened(folder: Path, rank: int) -> OpenRun:
         files = RunFiles(folder, run)
         series = known_series(files, rank)
         number = 1 + max(largest_series(files), *series.values(), -1)
+        if number > _MOST_SERIES:
+            raise FormatError(f"{folder} uses all numbers that a series can have. Record to another folder.")
         session = 1 + max([*_sessions_of(folder, rank), 0])
         made = OpenRun(folder, run, rank, session, series, number, time.time(), lock)
         made.mark()

@@ -142,13 +142,14 @@ class SessionName:
 
 @dataclass(frozen=True, slots=True)
 class PartEntry:
-    """One compacted file that counts: its rows and bytes, and the checksums of its footer and its column chunks."""
+    """One compacted file that counts: its rows and bytes, the checksum of its footer, and what is inside."""
 
     file: str
     rows: int
     size: int  # in bytes
     footer: int
-    chunks: bytes  # 8 for each chunk, column by column of one row group after the other
+    chunks: bytes  # see docs/format.md
+    groups: bytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -173,10 +173,10 @@ def _table(path: Path, about: Mapping[str, Any]) -> TableFiles:
 
 def _part(about: Mapping[str, Any]) -> PartEntry:
     try:
-        chunks = base64.b64decode(about["chunks"], validate=True)
+        inside = [base64.b64decode(about[name], validate=True) for name in ("chunks", "groups")]
     except binascii.Error as error:
-        raise ValueError(f"chunks: {error}") from None
-    return PartEntry(about["file"], whole(about["rows"]), whole(about["bytes"]), _sum(about["footer"]), chunks)
+        raise ValueError(f"chunks or groups: {error}") from None
+    return PartEntry(about["file"], whole(about["rows"]), whole(about["bytes"]), _sum(about["footer"]), *inside)
 
 
 def _sum(text: object) -> int:
@@ -196,6 +196,7 @@ def write_live(folder: Path, run: str, live: Live) -> None:
                     "bytes": part.size,
                     "footer": f"{part.footer:016x}",
                     "chunks": base64.b64encode(part.chunks).decode(),
+                    "groups": base64.b64encode(part.groups).decode(),
                 }
                 for part in live.of(table).parts
             ],

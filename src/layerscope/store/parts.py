@@ -21,19 +21,23 @@ from layerscope.store.columns import dtype_of, lengths, numbers, values
 from layerscope.store.files import ASIDE, Directory, checksum, damaged, opened, read_range
 from layerscope.store.format import BY_SERIES, KEPT, NULLABLE, PARTS, SCHEMA, TEXTS, VERSION, PartEntry
 from layerscope.store.manifests import check_version, unreadable
+from layerscope.store.pages import check_pages
+from layerscope.store.part_index import PartIndex, described, whole_numbers
 from layerscope.store.wanted import Wanted
 
 ROW_GROUP = {table: 2_048 if table == "bits" else 16_384 for table in SCHEMA}
 _FLOATS = ["scale", "value", *spec.SUMS, *spec.EXTREMES]
 _GROUPS_AT_ONCE = 8
+_GROUP_BYTES = 1 << 24  # of a row group in memory
 _CONTENT_BYTES = 1 << 20  # of a row group: what is read to find one array
 Task = Callable[[], list[pa.Table]]
 Handle = Callable[[], int]  # gives what a file is read by
 _UNREADABLE = (pa.ArrowException, OSError, ValueError, MemoryError)
 #: Bounds of a part; docs/format.md states them.
 MOST_FOOTER = 256 << 20
-MOST_ROWS = 1 << 16  # of a row group
-MOST_GROUP = 1 << 28  # bytes of a row group in memory, but of kept values, of which each can be larger
+MOST_NUMBERS = 1 << 22  # of a column chunk, in lists
+MOST_CHUNK = 1 << 26  # bytes of a column chunk of numbers in memory
+MOST_TEXT = 1 << 28  # of one of texts or other bytes, but of kept values, of which each can be larger
 MOST_KEPT = 3 << 30
 MOST_EQUAL = 1 << 20  # rows of a table that is read whole, beyond two for each byte: no more can be told apart
 _FOOTER_END = 8  # its length, and the magic bytes
@@ -47,15 +51,16 @@ def write_part(directory: Directory, file: str, table: str, pieces: Iterable[pa.
         with pq.ParquetWriter(opened_file, schema, **_options(table)) as writer:
             for piece in pieces:
                 for group in _row_groups(piece.cast(schema)):
-                    writer.write_table(group, row_group_size=ROW_GROUP[table])
+                    most = _GROUP_BYTES * group.num_rows // max(group.nbytes, 1)
+                    writer.write_table(group, row_group_size=min(ROW_GROUP[table], max(most, 1)))
                 rows += piece.num_rows
         opened_file.flush()
         os.fsync(opened_file.fileno())
     with directory.open(aside) as handle:
         footer = _footer(handle, os.fstat(handle).st_size)
-        ranges = _ranges(pq.read_metadata(pa.BufferReader(footer)))
-        sums = [checksum(read_range(handle, start, size)) for start, size in ranges]
-        entry = PartEntry(file, rows, os.fstat(handle).st_size, checksum(footer), np.array(sums, "<u8").tobytes())
+        metadata = pq.read_metadata(pa.BufferReader(footer))
+        inside = described(metadata, table, lambda start, size: checksum(read_range(handle, start, size)))
+        entry = PartEntry(file, rows, os.fstat(handle).st_size, checksum(footer), *inside)
     directory.rename(aside, file)
     return entry
 
@@ -72,14 +77,6 @@ def footer_sum(directory: Directory, name: str) -> int:
         return int(checksum(_footer(handle, os.fstat(handle).st_size)))
 
 
-def _ranges(metadata: pq.FileMetaData) -> Iterator[tuple[int, int]]:
-    """Where each column chunk lies: its first byte and how many there are."""
-    for group in map(metadata.row_group, range(metadata.num_row_groups)):
-        for column in map(group.column, range(group.num_columns)):
-            starts = (column.dictionary_page_offset, column.data_page_offset)
-            yield min(start for start in starts if start), column.total_compressed_size
-
-
 def _row_groups(piece: pa.Table) -> list[pa.Table]:
     """A piece cut where its content would fill a row group; any number of rows without content is one."""
     if "content" not in piece.column_names or piece.num_rows == 0:
@@ -92,7 +89,7 @@ def _row_groups(piece: pa.Table) -> list[pa.Table]:
 
 def _options(table: str) -> dict[str, object]:
     options: dict[str, object] = {"compression": "zstd", "compression_level": 3, "write_page_checksum": True}
-    whole = [field.name for field in SCHEMA[table] if pa.types.is_integer(field.type)]
+    whole = whole_numbers(table)
     listed = [f"{name}.list.element" for name in ("samples", "shape") if name in SCHEMA[table].names]
     options["use_dictionary"] = [*whole, *listed]  # no text: a short one could stand for any number of long ones
     if table in BY_SERIES:
@@ -140,24 +137,24 @@ class _Verified:
 
     closed = False
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, part: Part) -> None:
         self.handle = -1
-        self._size = size
-        self.allowed: dict[tuple[int, int], int] = {}  # checksums of chunks, by their first byte and size
+        self._part = part
         self._place = 0
 
     def seek(self, place: int, whence: int = 0) -> int:
-        self._place = (0, self._place, self._size)[whence] + place
+        self._place = (0, self._place, self._part.size_bytes)[whence] + place
         return self._place
 
     def tell(self) -> int:
         return self._place
 
     def read(self, count: int) -> bytes:
-        given = self.allowed.get((self._place, count))
-        content = b"" if given is None else read_range(self.handle, self._place, count)
+        given, column = self._part.index.chunks.get((self._place, count), (-1, 0))
+        content = read_range(self.handle, self._place, count) if given >= 0 else b""
         if checksum(content) != given:
             raise OSError("its bytes do not match their checksum")
+        self._part.check_pages(self._place, column, content)
         return content
 
     def readable(self) -> bool:
@@ -180,26 +177,19 @@ class Part:
         self.table = self._table = table
         self._key = (self.path, entry.footer, checksum(entry.chunks))
         self._faults: dict[int, str] = {}  # by row group: why it is left out
-        self._sums: list[int] = np.frombuffer(entry.chunks, "<u8").tolist()
+        self._sound: set[int] = set()  # first bytes of chunks whose pages were looked at
+        self._idle: list[tuple[pq.ParquetFile, _Verified]] = []
         try:
             self._metadata = pq.read_metadata(pa.BufferReader(self._read_footer()))
             self._found = self._metadata.schema.to_arrow_schema()
+            self.index = PartIndex(entry, table, self._metadata.num_columns)
         except FileNotFoundError:
             raise
         except _UNREADABLE as error:
             raise self._damaged(_reason(error)) from None
         self._names = frozenset(self._found.names)
-        self._leaves: dict[str, list[int]] = {}
-        for place in range(self._metadata.num_columns):
-            self._leaves.setdefault(self._metadata.schema.column(place).path.split(".")[0], []).append(place)
-        self._whole_numbers = {
-            column.name: self._leaves[column.name][0] for column in self._found if pa.types.is_integer(column.type)
-        }
-        self._chunks: dict[tuple[int, int], tuple[tuple[int, int], int]] = {}
-        self._idle: list[tuple[pq.ParquetFile, _Verified]] = []
         self._check()
-        self._series = self._bounds("series", np.int32)
-        self._step = self._bounds("step", np.int64)
+        self._series, self._step = self.index.bounds("series"), self.index.bounds("step")
 
     def _damaged(self, reason: str) -> FormatError:
         return damaged(
@@ -225,36 +215,29 @@ class Part:
         return f"{self.path} is damaged: {rows} rows were left out (in row group {group} {reason})."
 
     @contextmanager
-    def _reader(self, group: int, names: list[str], handle: Handle) -> Iterator[pq.ParquetFile]:
-        """A reader of some chunks that no other thread has at the moment, since reading changes it."""
-        chunks = [self._chunk(group, place) for name in names for place in self._leaves[name]]
+    def _reader(self, handle: Handle) -> Iterator[pq.ParquetFile]:
+        """A reader that no other thread has at the moment, since reading changes it."""
         try:
             reader, source = self._idle.pop()
         except IndexError:
-            source = _Verified(self.entry.size)
+            source = _Verified(self)
             options = {"page_checksum_verification": True, "pre_buffer": False}
             reader = pq.ParquetFile(pa.PythonFile(source, mode="r"), metadata=self._metadata, **options)
-        source.allowed, source.handle = dict(chunks), handle()
+        source.handle = handle()
         yield reader
         self._idle.append((reader, source))
 
-    def _chunk(self, group: int, place: int) -> tuple[tuple[int, int], int]:
-        """First byte and size of a column chunk, and its checksum, after a look at what it claims to hold."""
-        known = self._chunks.get((group, place))
-        if known is None:
-            about = self._metadata.row_group(group)
-            column = about.column(place)
-            most = MOST_KEPT if self._table in KEPT else MOST_GROUP
-            if about.num_rows > MOST_ROWS or column.num_values > 64 * MOST_ROWS or about.total_byte_size > most:
-                raise ValueError(f"it claims {about.num_rows} rows of {about.total_byte_size} bytes")
-            if column.physical_type == "BYTE_ARRAY" and not {"PLAIN", "RLE"}.issuperset(column.encodings):
-                raise ValueError(f"its texts are encoded as {', '.join(column.encodings)}")
-            starts = (column.dictionary_page_offset, column.data_page_offset)
-            start = min(start for start in starts if start)
-            given = self._sums[group * self._metadata.num_columns + place]
-            known = ((start, column.total_compressed_size), given)
-            self._chunks[group, place] = known
-        return known
+    def check_pages(self, start: int, column: int, content: bytes) -> None:
+        """Refuses a verified chunk that would take more memory than one may; each is looked at once."""
+        if start in self._sound:
+            return
+        plain = self._metadata.schema.column(column).physical_type == "BYTE_ARRAY"
+        most = (MOST_KEPT if self._table in KEPT else MOST_TEXT) if plain else MOST_CHUNK
+        try:
+            check_pages(content, plain=plain, most_bytes=most, most_values=MOST_NUMBERS)
+        except (ValueError, IndexError) as error:
+            raise OSError(str(error)) from None
+        self._sound.add(start)
 
     def _check(self) -> None:
         found = self._found
@@ -266,26 +249,14 @@ class Part:
             raise self._damaged(f"it has {self._metadata.num_rows} rows instead of {self.rows}")
         if self._table not in BY_SERIES and self.rows > MOST_EQUAL + 2 * self.size_bytes:
             raise self._damaged(f"it claims {self.rows} rows in {self.size_bytes} bytes")
-        if len(self._sums) != self._metadata.num_row_groups * self._metadata.num_columns:
-            raise self._damaged(f"live.json has {len(self._sums)} checksums of its chunks")
+        if len(self.index.rows) != self._metadata.num_row_groups:
+            raise self._damaged(f"it has {self._metadata.num_row_groups} row groups")
         known = SCHEMA[self._table]
         if missing := [name for name in known.names if name not in found.names and name not in NULLABLE]:
             raise self._damaged(f"it lacks the columns {', '.join(missing)}")
         for column in found:
             if column.name in known.names and column.type != known.field(column.name).type:
                 raise self._damaged(f"its column {column.name!r} is {column.type}")
-
-    def _bounds(self, column: str, dtype: type) -> tuple[Ints, Ints]:
-        """Smallest and largest value of a column in every row group; the widest range where it is not known."""
-        groups, limits = self._metadata.num_row_groups, np.iinfo(dtype)
-        low, high = np.full(groups, limits.min, dtype), np.full(groups, limits.max, dtype)
-        if column in self._whole_numbers:
-            place = self._whole_numbers[column]
-            for group in range(groups):
-                known = self._metadata.row_group(group).column(place).statistics
-                if known is not None and known.has_min_max:
-                    low[group], high[group] = known.min, known.max
-        return low, high
 
     @property
     def largest_series(self) -> int:
@@ -317,7 +288,7 @@ class Part:
     def row_bytes(self) -> Ints:
         """About how many bytes every row takes in memory: as many as the others of its row group."""
         groups = [self._metadata.row_group(group) for group in range(self._metadata.num_row_groups)]
-        rows = np.array([group.num_rows for group in groups], np.int64)
+        rows = np.array(self.index.rows, np.int64)
         return np.repeat(np.array([group.total_byte_size for group in groups], np.int64) // np.maximum(rows, 1), rows)
 
     def _whole(self, column: str, dtype: type) -> Ids | Ints:
@@ -331,22 +302,11 @@ class Part:
 
     def rows_of(self, group: int) -> int:
         """Rows of a row group."""
-        return int(self._metadata.row_group(group).num_rows)
+        return self.index.rows[group]
 
     def alike(self, group: int, columns: Iterable[str]) -> dict[str, int | None]:
         """Those of the columns that are known to be the same in all rows of a row group, and what they are there."""
-        about = self._metadata.row_group(group)
-        found: dict[str, int | None] = {}
-        for name in columns:
-            place = self._whole_numbers.get(name)
-            kept = None if place is None else about.column(place).statistics
-            if kept is None or not kept.has_null_count:
-                continue  # an older writer kept none
-            if kept.null_count == about.num_rows and name in NULLABLE:
-                found[name] = None
-            elif kept.null_count == 0 and kept.has_min_max and kept.min == kept.max:
-                found[name] = int(kept.min)
-        return found
+        return self.index.alike(group, [name for name in columns if name in self._names])
 
     def tasks(self, columns: list[str], wanted: Wanted) -> list[Task]:
         """The reading of the wanted rows, columns in the order asked for, in pieces that threads can share."""
@@ -364,10 +324,10 @@ class Part:
                 directory = stack.enter_context(opened(self._folder, PARTS, self._table))
                 return stack.enter_context(directory.open(self.entry.file))
 
-            tables = [self._sound(group, names, wanted, handle) for group in groups]
+            tables = [self._rows(group, names, wanted, handle) for group in groups]
         return [self._complete(table, columns) for table in tables if table is not None and table.num_rows]
 
-    def _sound(self, group: int, names: list[str], wanted: Wanted, handle: Handle) -> pa.Table | None:
+    def _rows(self, group: int, names: list[str], wanted: Wanted, handle: Handle) -> pa.Table | None:
         """The wanted rows of a row group, None if it cannot be trusted."""
         try:
             return _chosen(self._group(group, names, wanted, handle), names, wanted)
@@ -392,7 +352,7 @@ class Part:
         def read() -> pa.Table:
             alike = self.alike(group, names)
             read = [name for name in names if name not in alike]
-            with self._reader(group, read, handle) as reader:
+            with self._reader(handle) as reader:
                 others = _trusted(reader.read_row_group(group, read, use_threads=False), self.rows_of(group))
             if not alike:
                 return others

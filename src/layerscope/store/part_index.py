@@ -1,0 +1,87 @@
+"""What live.json says of the inside of a part: where its chunks lie, and what its row groups can hold.
+
+It is not taken from the footer: pyarrow ends the process where a forged one is looked at closely.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from layerscope.records import Ints
+from layerscope.store.format import NULLABLE, SCHEMA, PartEntry
+
+MOST_ROWS = 1 << 16  # of a row group; docs/format.md states it
+_FIRST = 4  # behind the magic bytes
+_ANY = (np.iinfo(np.int64).min, np.iinfo(np.int64).max)
+_NOTHING = (1, 0)
+
+
+def whole_numbers(table: str) -> list[str]:
+    """The columns of a table that hold whole numbers."""
+    return [field.name for field in SCHEMA[table] if pa.types.is_integer(field.type)]
+
+
+def described(metadata: pq.FileMetaData, table: str, checksum_of: Callable[[int, int], int]) -> tuple[bytes, bytes]:
+    """The bytes of `chunks` and `groups` for a part just written, of which the footer can be trusted."""
+    chunks: list[tuple[int, int]] = []
+    groups: list[list[int]] = []
+    start, names = _FIRST, whole_numbers(table)
+    for group in map(metadata.row_group, range(metadata.num_row_groups)):
+        columns = [group.column(place) for place in range(group.num_columns)]
+        for column in columns:
+            chunks.append((column.total_compressed_size, checksum_of(start, column.total_compressed_size)))
+            start += column.total_compressed_size
+        known = {column.path_in_schema: column.statistics for column in columns}
+        groups.append([group.num_rows, *(bound for name in names for bound in _bounds(known[name], group.num_rows))])
+    return np.array(chunks, "<u8").tobytes(), np.array(groups, "<i8").tobytes()
+
+
+def _bounds(statistics: pq.Statistics | None, rows: int) -> tuple[int, int]:
+    if statistics is None or not statistics.has_null_count:
+        return _ANY
+    if statistics.null_count == rows:
+        return _NOTHING
+    return (statistics.min, statistics.max) if statistics.has_min_max and not statistics.null_count else _ANY
+
+
+class PartIndex:
+    """The chunks and row groups of a part. ValueError if what live.json says of them cannot be."""
+
+    def __init__(self, entry: PartEntry, table: str, columns: int) -> None:
+        sizes, sums = np.frombuffer(entry.chunks, "<u8").reshape(-1, 2).T.tolist() or ([], [])
+        self._names = {name: 1 + 2 * place for place, name in enumerate(whole_numbers(table))}
+        self._groups = np.frombuffer(entry.groups, "<i8").reshape(-1, 1 + 2 * len(self._names))
+        self.rows: list[int] = self._groups[:, 0].tolist()
+        if len(sizes) != len(self.rows) * columns or sum(sizes) > entry.size:
+            raise ValueError(f"live.json has {len(sizes)} chunks of {sum(sizes)} bytes")
+        if sum(self.rows) != entry.rows or not all(0 <= rows <= MOST_ROWS for rows in self.rows):
+            raise ValueError(f"it claims {sum(self.rows)} rows in {len(self.rows)} row groups")
+        starts = np.cumsum([_FIRST, *sizes[:-1]]).tolist()
+        #: By its first byte and size: the checksum of a chunk, and the place of its column.
+        self.chunks = {
+            (start, size): (given, number % columns)
+            for number, (start, size, given) in enumerate(zip(starts, sizes, sums, strict=False))
+        }
+
+    def bounds(self, column: str) -> tuple[Ints, Ints]:
+        """Smallest and largest value of a column in every row group; the widest range where it is not known."""
+        place = self._names.get(column)
+        if place is None:
+            return np.full(len(self.rows), _ANY[0]), np.full(len(self.rows), _ANY[1])
+        return self._groups[:, place], self._groups[:, place + 1]
+
+    def alike(self, group: int, columns: Iterable[str]) -> dict[str, int | None]:
+        """Those of the columns that are the same in all rows of a row group, and what they are there."""
+        found: dict[str, int | None] = {}
+        for name in columns:
+            place = self._names.get(name)
+            low, high = _ANY if place is None else self._groups[group, place : place + 2].tolist()
+            if low == high:
+                found[name] = low
+            elif (low, high) == _NOTHING and name in NULLABLE:
+                found[name] = None
+        return found
