@@ -58,7 +58,8 @@ class Contributions:
         """Hear of the parameters' gradients for the rest of the step."""
         for parameter in parameters:
             if parameter.requires_grad and parameter.is_leaf and not (is_lazy(parameter) or is_wrapper(parameter)):
-                node, _ = edge_of(parameter)
+                with torch.inference_mode(mode=False):  # in which nothing has a node
+                    node, _ = edge_of(parameter)
                 if self._nodes.get(parameter) is not node:
                     self._nodes[parameter] = node  # which lives only as long as somebody holds it
                     self._handles.append(node.register_prehook(partial(self._hear, parameter)))

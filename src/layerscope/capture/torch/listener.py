@@ -120,7 +120,7 @@ class TorchListener:
         """Take the hooks of a recorded step away."""
         remove_abandoned()
         if self._is_hearing:
-            self._settle(trained=self._trains())
+            self._settle()
         self._hear_nothing()
         self._contexts.is_followed = False
         self._start_over()
@@ -140,7 +140,7 @@ class TorchListener:
         """
         self._guard.failed = True  # which every hook asks first
         if keep and (self._is_hearing or self._evaluations.is_apart):
-            self._settle(trained=self._trains())
+            self._settle()
             self._collector.discard()
         self._hooks.callback(self._structure.start_over)
         abandon(self._hooks)
@@ -235,19 +235,20 @@ class TorchListener:
             return
         evaluations.is_apart = False
         trained = with_step and self._before is not None and self._before != self._written()
-        if self._settle(trained=trained):
-            graph = self._graph()
-            if graph is not None:
-                self._collector.put(graph)
-                self._structure.keep(graph.calls, graph.edges)
+        graph = self._graph() if self._settle(trained=trained) else None
+        if graph is not None:
+            self._collector.put(graph)
+            self._structure.keep(graph.calls, graph.edges)
         self._hear_nothing()
         self._contexts.is_followed = False
         self._start_over()
         if not evaluations.is_due:
             self._idle_hooks.close()
 
-    def _settle(self, *, trained: bool, recorded: bool = False, held: bool = False) -> bool:
+    def _settle(self, *, recorded: bool = False, held: bool = False, trained: bool | None = None) -> bool:
         """Decide about the rows of an evaluation that is over; whether it is recorded."""
+        if trained is None:
+            trained = self._has_trained()
         found = self._evaluations.settle(recorded=recorded, held=held, trained=trained)
         for (step, site, context), text in found.items():
             where = f"{site} in context {context}" if context else site
@@ -256,16 +257,14 @@ class TorchListener:
 
     def end_step(self, step: int, *, recorded: bool = False, held: bool = False) -> None:
         """A step ends: it is recorded, or held for the case that it will be, or neither."""
-        self._end_evaluation(with_step=True)
+        if self._evaluations.is_apart:
+            self._guard.run(self._end_evaluation, with_step=True)
         if self._is_hearing:
-            self._settle(trained=self._trains(), recorded=recorded, held=held)
+            self._guard.run(self._settle, recorded=recorded, held=held)
         self._evaluations.end_step(step)
         if self._is_paused:
             self._is_paused = False
             self._wait()
-
-    def _trains(self) -> bool:
-        return self._gradients.arrived or self._parameters.stepped
 
     def _keep(self, handles: Iterable[RemovableHandle]) -> None:
         for handle in handles:
@@ -278,7 +277,7 @@ class TorchListener:
     def discard(self) -> None:
         """Forget the step in progress, and look up the modules and parameters as they are now."""
         if self._is_hearing:
-            self._settle(trained=self._trains())
+            self._settle()
         self._find_targets()
         self._start_over()
 
@@ -302,7 +301,10 @@ class TorchListener:
 
     def has_heard(self) -> bool:
         """Whether anything was read in the step in progress."""
-        return self._collector.has_rows(aside=self._trains())  # else it was an evaluation, which is kept
+        return self._collector.has_rows(aside=self._has_trained())  # else it was an evaluation, which is kept
+
+    def _has_trained(self) -> bool:
+        return self._gradients.arrived or self._parameters.stepped
 
     def spent_s(self) -> float:
         """Seconds the listener has taken in the training's threads since it was last asked."""
