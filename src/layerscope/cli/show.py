@@ -29,8 +29,9 @@ def show(options: argparse.Namespace) -> int:
         else:
             stat = options.stat or (*TELLING, *run.own_statistics)
             content = run.stats(options.sites or "*", kind=options.kind, stat=stat, context=options.context)
-            if not any(content["context"]):
-                content = Table(content.arrow().drop_columns("context"))
+            for column in ("context", "local"):
+                if not any(content[column]):
+                    content = Table(content.arrow().drop_columns(column))
         if several:
             console().print(Text(str(path), "bold"))
         console().print(text.table(content))
