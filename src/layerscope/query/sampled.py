@@ -12,6 +12,7 @@ from layerscope.query.held import KeptValues
 from layerscope.records import Flags, Floats, Ints
 from layerscope.stats import derive, spec
 
+_LARGE = 1e150  # squares of larger numbers leave float64
 Sampled = tuple[
     Ints, Ints, dict[str, Floats]
 ]  # steps, samples, and statistics by name: a row for each sample of a step
@@ -30,8 +31,9 @@ def statistics_of(samples: npt.NDArray[Any]) -> dict[str, Floats]:
         moments |= _sums(known) | _extremes(known, finite)
         found = {name: derive.statistic(name, moments.__getitem__) for name in derive.STATS}
         # Two passes know it better than raw sums do, which is all that a summary has.
-        apart = np.where(finite, known - found["mean"][:, None], 0.0)
-        found["std"] = np.sqrt(np.square(apart).sum(1) / _or_nan(moments["finite"]))
+        unit = np.where(moments["abs_max"] > _LARGE, moments["abs_max"], 1.0)
+        apart = np.where(finite, known / unit[:, None] - (found["mean"] / unit)[:, None], 0.0)
+        found["std"] = np.sqrt(np.square(apart).sum(1) / _or_nan(moments["finite"])) * unit
     return found
 
 
@@ -56,7 +58,13 @@ def _sums(known: Floats) -> dict[str, Floats]:
     square = known * known
     fourth = square * square
     powers = (known, np.abs(known), square, square * known, fourth, fourth * fourth)
-    return {name: power.sum(1) for name, power in zip(spec.SUMS, powers, strict=True)}
+    sums = {name: power.sum(1) for name, power in zip(spec.SUMS, powers, strict=True)}
+    beyond = np.isinf(sums["sum2"])
+    if beyond.any():
+        small = np.ldexp(known, -spec.DOWN)
+        for name, power in zip(spec.SUMS[3:], (small, np.abs(small), small * small), strict=True):
+            sums[name] = np.where(beyond, power.sum(1), sums[name])
+    return sums
 
 
 def _extremes(known: Floats, finite: Flags) -> dict[str, Floats]:
