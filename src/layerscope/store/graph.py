@@ -13,6 +13,7 @@ from layerscope.store.files import damaged, opened
 from layerscope.store.format import GRAPH, RUN
 from layerscope.store.lock import alone_with
 from layerscope.store.manifests import read_json, unreadable, write_json
+from layerscope.store.text import storable
 
 Ports = tuple[tuple[str, tuple[int, ...]], ...]
 _MODULE = ("path", "class_name", "parameters", "detail")
@@ -63,6 +64,17 @@ def united(known: Graph, newer: Graph) -> Graph:
     return Graph(tuple(modules.values()), tuple(calls.values()), tuple(edges))
 
 
+def _stored(graph: Graph) -> Graph:
+    """The graph with its names as they are stored, so that it unites with what was read back."""
+    modules = (replace(module, path=storable(module.path)) for module in graph.modules)
+    calls = (
+        replace(call, site=storable(call.site), path=storable(call.path), parent=storable(call.parent))
+        for call in graph.calls
+    )
+    edges = (replace(edge, source=storable(edge.source), target=storable(edge.target)) for edge in graph.edges)
+    return Graph(tuple(modules), tuple(calls), tuple(edges))
+
+
 def _both(before: CallNode, now: CallNode) -> tuple[tuple[Ports, Ports], tuple[Ports, Ports]]:
     return (before.inputs, now.inputs), (before.outputs, now.outputs)
 
@@ -82,7 +94,7 @@ def add_to_graph(folder: Path, run: str, graphs: Sequence[Graph]) -> str | None:
             known, trouble = None, f"{error} It was kept as {_DAMAGED}, and the graph begun anew."
         result = known or Graph(())
         for graph in graphs:
-            result = united(result, graph)
+            result = united(result, _stored(graph))
         if result != known:
             with opened(folder) as directory:
                 write_json(directory, GRAPH, "graph", {"run": run, **asdict(result)})
