@@ -56,6 +56,8 @@ class Contributions:
 
     def follow(self, parameters: Iterable[Tensor]) -> None:
         """Hear of the parameters' gradients for the rest of the step."""
+        if torch._C._functorch.peek_interpreter_stack() is not None:
+            return  # vmap and grad build graphs of their own, in which a parameter has no node
         for parameter in parameters:
             if parameter.requires_grad and parameter.is_leaf and not (is_lazy(parameter) or is_wrapper(parameter)):
                 with torch.inference_mode(mode=False):  # in which nothing has a node
