@@ -26,9 +26,22 @@ from layerscope.errors import LayerscopeWarning
 from tests.capture.models import Mlp
 from tests.capture.test_truth import hook_counts
 
+OF_OTHERS: set[threading.Thread] = set()  # writers that earlier tests of the process left to the garbage collector
+
+
+@pytest.fixture(autouse=True)
+def only_own_writers() -> None:
+    gc.collect()
+    OF_OTHERS.clear()
+    OF_OTHERS.update(writer_threads())
+
+
+def writer_threads() -> set[threading.Thread]:
+    return {thread for thread in threading.enumerate() if thread.name.startswith("layerscope-writer")}
+
 
 def writers() -> int:
-    return sum(thread.name.startswith("layerscope-writer") for thread in threading.enumerate())
+    return len(writer_threads() - OF_OTHERS)
 
 
 def wait_for_writers() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -10,7 +9,6 @@ import torch
 from torch import Tensor, nn
 
 import layerscope as ls
-from layerscope.store.passes import read_outline, to_json
 from layerscope.traced import Op
 
 pytestmark = pytest.mark.feature("L5")
@@ -188,18 +186,3 @@ def test_code_that_cannot_be_read_is_left_out() -> None:
     frame = one(ls.trace(double, torch.ones(2)), "mul_1").stack[0]
     assert (frame.line, frame.function, frame.lines) == (2, "double", ())
     assert str(frame) == "<no such file>:2 in double"
-
-
-def test_a_trace_saved_by_an_older_version_opens(tmp_path: Path) -> None:
-    trace = ls.trace(Eventful(), torch.randn(6, 4))
-    path = trace.save(tmp_path / "run") / "pass.json"
-    record = {"format": "layerscope-pass", "version": 1, **to_json(trace.record)}
-    for operation in record["operations"]:
-        del operation["written"]
-    path.write_text(json.dumps(record))
-    path.with_name("operations.arrow").unlink()
-    assert read_outline(path.parent).values == len(trace)
-    again = ls.open(tmp_path / "run").traces()[0]
-    assert one(again, "batchnorm_1").written == ()
-    assert one(again, "batchnorm_1").stack[0].lines == ()
-    assert "Called at:" in str(again["batchnorm_1"])
