@@ -24,7 +24,7 @@ import layerscope as ls
 from layerscope.capture.recorder import Recorder
 from layerscope.errors import LayerscopeWarning
 from tests.capture.models import Mlp
-from tests.capture.test_truth import hook_counts
+from tests.capture.test_truth import hooks_everywhere
 
 OF_OTHERS: set[threading.Thread] = set()  # writers that earlier tests of the process left to the garbage collector
 
@@ -119,11 +119,13 @@ def test_recorders_dropped_without_close_leave_no_thread_file_or_hook(
     model = Mlp()
     drop(tmp_path / "warm up", model)
     settle(model, tmp_path / "settled")
-    before = writers(), open_files(), hook_counts()
+    threads, files, hooks = writers(), open_files(), hooks_everywhere()
     for number in range(10):
         drop(tmp_path / str(number), model)
     settle(model, tmp_path / "settled again")
-    assert (writers(), open_files(), hook_counts()) == before
+    assert writers() == threads
+    assert open_files() <= files
+    assert hooks_everywhere() <= hooks
     for number in range(10):
         run = ls.open(tmp_path / str(number))
         assert run.status() == "finished"
@@ -182,7 +184,7 @@ def test_a_recorder_collected_or_failing_while_torch_goes_through_its_hooks_does
 ) -> None:
     model = Mlp()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    before = hook_counts()
+    before = hooks_everywhere()
     holder = [ls.watch(model, to=tmp_path / "collected", every=1)]
     holder[0].step()
     failing = ls.watch(model, to=tmp_path / "failing", every=1, kinds="weight_grad")
@@ -197,7 +199,7 @@ def test_a_recorder_collected_or_failing_while_torch_goes_through_its_hooks_does
     failing.close()
     wait_for_writers()
     ls.watch(model, to=tmp_path / "next").close()
-    assert hook_counts() == before
+    assert hooks_everywhere() <= before
     assert ls.open(tmp_path / "collected").status() == "finished"
 
 
