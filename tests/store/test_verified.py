@@ -30,7 +30,7 @@ from layerscope.store.passes import StoredPass, read_pass, write_pass
 from layerscope.store.reader import Reader
 from layerscope.store.segments import FRAME, Segment, framed
 from layerscope.store.writer import FolderSink
-from tests.damage.signing import chunks, sign_part
+from tests.damage.signing import chunks, frames, sign_part, sign_segment
 from tests.store.runs import ROOT, check_numbers, forge, put_named, put_steps, start
 from tests.viz import graphs
 
@@ -250,6 +250,29 @@ def test_forged_batches_with_right_checksums_are_validated(tmp_path: Path) -> No
         changed[chance.randrange(len(changed))] ^= 1 << chance.randrange(8)
         path.write_bytes(b"".join(framed(memoryview(each)) + each for each in payloads))
         Reader(run).kpis()  # whatever it says: it ends neither this process nor in a traceback
+
+
+@pytest.mark.parametrize(
+    ("table", "text", "other", "words"),
+    [
+        ("series", b"output", b"outpot", "its column 'kind' says 'outpot'"),
+        ("series", b"train", b"brain", "its column 'mode' says 'brain'"),
+        ("steps", b'["', b"[:", "which is no list"),
+    ],
+)
+def test_forged_names_and_lists_with_right_checksums_are_told(
+    tmp_path: Path, table: str, text: bytes, other: bytes, words: str
+) -> None:
+    run = recorded(tmp_path / "run")
+    file = min((run / "segments" / table).iterdir())
+    before = file.read_bytes()
+    assert text in before
+    file.write_bytes(before.replace(text, other))
+    sign_segment(file, frames(before))
+    opened = Run(run)
+    opened.series()
+    opened.steps()
+    assert any(words in problem for problem in opened.problems)
 
 
 def test_a_compressed_batch_is_not_decoded(tmp_path: Path) -> None:

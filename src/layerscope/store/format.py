@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -9,6 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from layerscope.records import Kind, Mode, Reading
 from layerscope.stats import spec
 
 VERSION = 1
@@ -84,6 +86,10 @@ _COLUMNS: dict[str, list[tuple[str, pa.DataType]]] = {
 TEXTS = frozenset(name for columns in _COLUMNS.values() for name, kind in columns if kind == _TEXT)
 #: Columns that may have nulls; in any other a null is damage.
 NULLABLE = frozenset(("alias", "scale", "value", "time_s", "type", "context", *spec.MOMENTS))
+#: What the texts of some columns can be; any other is damage.
+_CHOICES = {name: frozenset(choices) for name, choices in (("kind", Kind), ("mode", Mode), ("reading", Reading))}
+#: What the lists that are texts of JSON hold, as a row of `steps` has them; those of graphs are read by `dependencies`.
+_LISTS: dict[str, type] = {"graphs": int, "samples": int, "categories": str, "losses": str}
 
 #: Columns of each table in a segment, where rank and session are in the name.
 SEGMENT_SCHEMA = {table: pa.schema(columns) for table, columns in _COLUMNS.items()}
@@ -183,6 +189,26 @@ class Manifest:
     created_s: float
     layerscope: str
     info: Mapping[str, Any]  # the user's own: any JSON
+
+
+def check_column(name: str, column: pa.Array | pa.ChunkedArray) -> None:
+    """ValueError if a column of a table has values that it cannot have: a checksum tells damage, not malice."""
+    if column.null_count and name not in NULLABLE:
+        raise ValueError(f"its column {name!r} has nulls")
+    if name in _CHOICES and (strange := set(column.unique().to_pylist()) - _CHOICES[name]):
+        raise ValueError(f"its column {name!r} says {min(strange)!r}")
+    if name in _LISTS:
+        for text in column.unique().to_pylist() if pa.types.is_string(column.type) else ():
+            if not _is_list(text, _LISTS[name]):
+                raise ValueError(f"its column {name!r} says {text[:100]!r}, which is no list")
+
+
+def _is_list(text: str, of: type) -> bool:
+    try:
+        found = json.loads(text or "[]")
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(found, list) and all(type(each) is of for each in found)
 
 
 def lock_name(rank: int) -> str:

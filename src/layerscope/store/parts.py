@@ -19,7 +19,7 @@ from layerscope.records import Ids, Ints
 from layerscope.stats import spec
 from layerscope.store.columns import dtype_of, lengths, numbers, values
 from layerscope.store.files import ASIDE, Directory, checksum, damaged, opened, read_range
-from layerscope.store.format import BY_SERIES, KEPT, NULLABLE, PARTS, SCHEMA, TEXTS, VERSION, PartEntry
+from layerscope.store.format import BY_SERIES, KEPT, NULLABLE, PARTS, SCHEMA, TEXTS, VERSION, PartEntry, check_column
 from layerscope.store.manifests import check_version, unreadable
 from layerscope.store.pages import check_pages
 from layerscope.store.part_index import PartIndex, described, whole_numbers
@@ -386,10 +386,9 @@ def _trusted(table: pa.Table, rows: int) -> pa.Table:
     if table.num_columns and table.num_rows != rows:
         raise ValueError(f"it has {table.num_rows} rows instead of {rows}")
     for name in table.column_names:
-        if name not in NULLABLE and table[name].null_count:
-            raise ValueError(f"its column {name!r} has nulls")
         if name in TEXTS:
             table[name].validate(full=True)
+        check_column(name, table[name])
     return table
 
 

@@ -18,7 +18,7 @@ from layerscope.errors import FormatError
 from layerscope.records import Ids, Ints
 from layerscope.store.columns import lengths, numbers, values
 from layerscope.store.files import Directory, checksum, damaged, opened, read_buffer, read_range
-from layerscope.store.format import NULLABLE, SCHEMA, SEGMENT_SCHEMA, SEGMENTS, VERSION, SegmentName
+from layerscope.store.format import NULLABLE, SCHEMA, SEGMENT_SCHEMA, SEGMENTS, VERSION, SegmentName, check_column
 from layerscope.store.manifests import check_version
 from layerscope.store.messages import is_compressed
 from layerscope.store.wanted import Wanted
@@ -336,8 +336,7 @@ def _batch(payload: pa.Buffer, schema: pa.Schema) -> pa.RecordBatch:
     batch = pa.ipc.read_record_batch(message, schema)
     batch.validate(full=True)
     for name, column in zip(batch.schema.names, batch.columns, strict=True):
-        if column.null_count and name not in NULLABLE:
-            raise ValueError(f"its column {name!r} has nulls")
+        check_column(name, column)
     return batch
 
 
