@@ -182,12 +182,12 @@ class Part:
         try:
             self._metadata = pq.read_metadata(pa.BufferReader(self._read_footer()))
             self._found = self._metadata.schema.to_arrow_schema()
+            self._names = frozenset(self._found.names)
             self.index = PartIndex(entry, table, self._metadata.num_columns)
         except FileNotFoundError:
             raise
         except _UNREADABLE as error:
             raise self._damaged(_reason(error)) from None
-        self._names = frozenset(self._found.names)
         self._check()
         self._series, self._step = self.index.bounds("series"), self.index.bounds("step")
 
@@ -240,8 +240,8 @@ class Part:
         self._sound.add(start)
 
     def _check(self) -> None:
-        found = self._found
-        about = {key.decode(): value.decode() for key, value in (found.metadata or {}).items()}
+        found, metadata = self._found, self._found.metadata or {}
+        about = {key.decode("utf-8", "replace"): text.decode("utf-8", "replace") for key, text in metadata.items()}
         if about.get("format") != "layerscope-part" or about.get("table") != self._table:
             raise self._damaged(f"it is Parquet, but no part of {self._table}")
         check_version(self.path, int(about["version"][:9]) if about.get("version", "").isdecimal() else None)
