@@ -36,7 +36,7 @@ def interleaved(
     return {name: statistics.median(times[1:]) for name, times in taken.items()}
 
 
-def summarised(arena: kernel.Arena, tensor: torch.Tensor, calls: int = 1) -> Callable[[], object]:
+def summarized(arena: kernel.Arena, tensor: torch.Tensor, calls: int = 1) -> Callable[[], object]:
     def run() -> None:
         for _ in range(calls):
             add(arena, tensor)
@@ -71,7 +71,7 @@ def large(elements: int, repeat: int) -> list[Row]:
     tasks: dict[str, Callable[[], object]] = {
         "numpy sum()": plain.numpy().sum,
         "torch sum()": plain.sum,
-        **{name: summarised(arena, tensor) for name, tensor in given.items()},
+        **{name: summarized(arena, tensor) for name, tensor in given.items()},
     }
     taken = interleaved(tasks, repeat)
     rows = [
@@ -109,7 +109,7 @@ def by_threads(elements: int, repeat: int) -> list[Row]:
 def without_compiler(elements: int) -> list[Row]:
     arena, tensor = kernel.Arena(), torch.randn(elements)
     arena._summarize = kernel._summarize_by_numpy
-    taken = interleaved({"numpy": summarised(arena, tensor)}, 3)["numpy"]
+    taken = interleaved({"numpy": summarized(arena, tensor)}, 3)["numpy"]
     return [{"what": "float32 without a compiler", "measured": f"{tensor.nbytes / taken / 1e9:.3f} GB/s", "limit": ""}]
 
 
@@ -126,7 +126,7 @@ def batched(arena: kernel.Arena, size: int) -> Callable[[], object]:
 def small(repeat: int) -> list[Row]:
     arena = kernel.Arena()
     sizes = {1: "", 10: "", 64: "4 µs", 1000: "8 µs", 10_000: ""}
-    tasks = {str(size): summarised(arena, torch.randn(size), CALLS) for size in sizes}
+    tasks = {str(size): summarized(arena, torch.randn(size), CALLS) for size in sizes}
     tasks |= {f"{size} in a batch": batched(arena, size) for size in sizes}
     taken = interleaved(tasks, 5 * repeat)
     return [

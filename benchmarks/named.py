@@ -24,8 +24,8 @@ from layerscope.records import (
     Floats,
     Ids,
     Kind,
-    Kpi,
     Link,
+    Metric,
     Mode,
     NamedNode,
     Part,
@@ -70,7 +70,7 @@ def make(folder: Path) -> Path:
         sink.put(Extras(step, owners, BATCH_STATISTICS * len(ids), chance.normal(size=len(owners))))
         for number, array in zip(ids.tolist(), arrays, strict=True):
             sink.put(Values.one(step, number, chosen, array))
-        sink.put(Kpi(step, "loss", 1.0 / (step + 1), float(step), f"type {step % 5}"))
+        sink.put(Metric(step, "loss", 1.0 / (step + 1), float(step), f"type {step % 5}"))
         graphs = (-1, *[sink.dependencies_id(nodes, links)] * ITERATIONS)
         told = (tuple(range(SAMPLES)), (), ("",))
         sink.put(StepInfo(step, f"type {step % 5}", ITERATIONS, SAMPLES, graphs, *told, "schedule"))

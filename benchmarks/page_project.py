@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import layerscope
 from benchmarks.make_run import Recipe, shifted, steps_of
-from layerscope.records import CallNode, Edge, Graph, Kind, Kpi, Mode, ModuleNode, Reading, Series
+from layerscope.records import CallNode, Edge, Graph, Kind, Metric, Mode, ModuleNode, Reading, Series
 from layerscope.store.compact import compact
 from layerscope.store.folder import create
 from layerscope.store.writer import FolderSink
@@ -48,9 +48,9 @@ def sites() -> list[Series]:
     ]
 
 
-def loss(step: int) -> Kpi:
+def loss(step: int) -> Metric:
     """The loss of a step."""
-    return Kpi(step, "loss", 3.0 / np.sqrt(step), 1.7e9 + step)
+    return Metric(step, "loss", 3.0 / np.sqrt(step), 1.7e9 + step)
 
 
 def module_graph() -> Graph:
@@ -77,7 +77,7 @@ class More:
         self._sink = FolderSink(create(project / RUN, resume=True), compact=False)
         ids = np.array([self._sink.series_id(series) for series in sites()], np.int32)
         (self._made,) = steps_of(Recipe(series=SITES, steps=1), ids)
-        self.step = layerscope.open(project / RUN).kpis().arrow()["step"].to_numpy().max()
+        self.step = layerscope.open(project / RUN).metrics().arrow()["step"].to_numpy().max()
 
     def append(self) -> int:
         """One more step; returns when it is flushed."""

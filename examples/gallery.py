@@ -78,7 +78,7 @@ def main(folder: Path) -> None:
     ls.draw(UNet(), torch.rand(1, 1, 16, 16), to=folder / "unet.svg")
     ls.draw(Recurrent(), torch.rand(2, 5, 8), to=folder / "gru.svg")
     ls.draw(gpt2, tokens, to=folder / "gpt2.svg", depth=2)
-    ls.draw(gpt2, tokens, to=folder / "gpt2-block.svg", focus="transformer.h.1", colour_by="elapsed_s")
+    ls.draw(gpt2, tokens, to=folder / "gpt2-block.svg", focus="transformer.h.1", color_by="elapsed_s")
     ls.draw(vit, image, to=folder / "vit.svg")
 
 

@@ -27,7 +27,7 @@ class Run(RunTables):
         return [stored_trace(read_pass(folder)) for folder in pass_folders(self.path)]
 
     def add_curves(self, curves: object, step: str = "step") -> list[str]:
-        """Add curves that were kept elsewhere, such as the loss, as KPIs of the run; their names.
+        """Add curves that were kept elsewhere, such as the loss, as metrics of the run; their names.
 
         A pandas or polars data frame, an Arrow table or a dict of columns, one of them with the steps. Where a value
         is missing, the curve has none; pandas cannot tell NaN from that.

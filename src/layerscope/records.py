@@ -117,7 +117,7 @@ class Cost:
     step: int
     step_s: float  # from the end of the step before to the end of this one, recording included
     recording_s: float  # of it, what the recorder took: in the training's threads, and computing time of its writer
-    summaries: int  # tensors summarised
+    summaries: int  # tensors summarized
     bytes: int  # handed to the sink
 
 
@@ -146,7 +146,7 @@ class SampleStats:
     numbers: Floats  # one row for each sample, one column for each of SAMPLE_STATISTICS
 
 
-class Kpi(NamedTuple):
+class Metric(NamedTuple):
     """One number of the training loop, such as its loss."""
 
     step: int
@@ -265,7 +265,7 @@ class Dependencies:
     links: tuple[Link, ...]
 
 
-Record = Summaries | Extras | Cost | Values | SampleStats | StepInfo | Kpi | Event | Graph
+Record = Summaries | Extras | Cost | Values | SampleStats | StepInfo | Metric | Event | Graph
 
 
 class Sink(Protocol):

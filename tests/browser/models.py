@@ -105,7 +105,7 @@ class Reader(nn.Module):
 
 
 class Twice(nn.Module):
-    """Two convolutions, each normalised."""
+    """Two convolutions, each normalized."""
 
     def __init__(self, width_in: int, width: int) -> None:
         super().__init__()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from layerscope.records import Event, Kind, Kpi, Mode, Reading, Series
+from layerscope.records import Event, Kind, Metric, Mode, Reading, Series
 from layerscope.store.folder import create
 from layerscope.store.writer import FolderSink
 from tests.server.runs import summaries
@@ -37,7 +37,7 @@ def write_layers(
             if broken and site in ("h.1.attn", "h.1.mlp", "head"):
                 tensors[at][:5] = np.nan
         sink.put(summaries(step, numbers, tensors))
-        sink.put(Kpi(step, "loss", float("nan") if broken else 1.0 / (step + 1), float(step)))
+        sink.put(Metric(step, "loss", float("nan") if broken else 1.0 / (step + 1), float(step)))
     sink.put(Event(3, "note", "a new learning rate", 3.0))
     sink.put(Event(steps - 1, "info", "Recording ended.", float(steps)))
     sink.close()

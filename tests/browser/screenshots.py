@@ -54,7 +54,7 @@ QUIET = """() => {
 def views(run: str) -> Iterator[tuple[str, dict[str, str]]]:
     """Each view of a run: its name, and what its address says."""
     site, step = SITES[run], str(STEPS - 10)
-    yield "charts", {"site": site, "kpiLog": "1", "overlay": "1"}
+    yield "charts", {"site": site, "metricLog": "1", "overlay": "1"}
     yield "charts-gradient", {"site": site, "kind": "output_grad", "axis": "log", "log": "1", "step": step}
     at_step = {"axis": "log", "oneStep": "1", "format": "float8_e5m2", "step": step}
     yield "charts-step", {"site": site, "kind": "output_grad", **at_step}
@@ -80,7 +80,7 @@ def named_views() -> Iterator[tuple[str, dict[str, str]]]:
         "tensors-values",
         {**node, "node": "memory", "sample": "0", "form": "image", "iteration": "2", "allLinks": "1"},
     )
-    for pane in ("samples", "kpis", "notes", "network", "own"):
+    for pane in ("samples", "metrics", "notes", "network", "own"):
         yield f"tensors-{pane}", {**node, "pane": pane, "sample": "0"}
 
 

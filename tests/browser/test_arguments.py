@@ -89,7 +89,7 @@ def test_a_tensor_that_was_named_carries_its_name_and_meets_the_right_argument(v
     expect(branches.get_by_role("listitem").filter(has_text="input.scale").first).to_contain_text("3")
 
 
-def test_colours_are_those_of_training_or_of_evaluation_and_tooltips_count_flops(visit: Visit, address: str) -> None:
+def test_colors_are_those_of_training_or_of_evaluation_and_tooltips_count_flops(visit: Visit, address: str) -> None:
     page = visit.page
     page.goto(f"{address}#run=gated&view=graph&step=4")
     legend = page.get_by_test_id("graph-legend")

@@ -23,7 +23,7 @@ def address(tmp_path: Path) -> Iterator[str]:
     """A run whose loss lies around the only round number, and whose magnitudes are three powers of two and zero."""
     writing = Writing(tmp_path / "run")
     for step in range(8):
-        writing.kpi(step, 1.15 + 0.24 * step)
+        writing.metric(step, 1.15 + 0.24 * step)
         writing.sink.put(summaries(step, [writing.series], [np.array([0.0, 0.25, 0.5, 1.0])]))
     writing.sink.close()
     write_layers(tmp_path / "flat", sites=[f"layer{at}" for at in range(60)])
@@ -39,7 +39,7 @@ def test_a_low_chart_labels_two_values(visit: Visit, address: str) -> None:
     page = visit.page
     page.set_viewport_size({"width": 1280, "height": 640})
     page.goto(f"{address}#run=run")
-    _, text = kept(page, page.get_by_role("region", name="KPIs").get_by_role("button", name="SVG"))
+    _, text = kept(page, page.get_by_role("region", name="Metrics").get_by_role("button", name="SVG"))
     assert len({"1.5", "2", "2.5"} & set(labels(text))) >= 2
 
 

@@ -108,7 +108,7 @@ def test_graph_panels_and_merges_read_the_last_recorded_step(visit: Visit, addre
         expect(page.get_by_test_id("site-panel").get_by_test_id("at").first).to_have_text(f"@{step}")
         page.mouse.move(*point(page, name))
         tip = page.get_by_test_id("graph-tip")
-        expect(tip.locator("dt").last).to_have_text(f"{kind} rms")  # an attached tensor has the colour of its own kind
+        expect(tip.locator("dt").last).to_have_text(f"{kind} rms")  # an attached tensor has the color of its own kind
         expect(tip.locator("dd").last).to_have_text(f"{value(runs, name, step, kind=kind):.4g} @{step}")
 
 
@@ -215,7 +215,7 @@ def test_a_statistic_is_offered_for_the_kinds_that_have_it(visit: Visit, address
     for view in ("", "&view=heatmap", "&view=graph&by=update"):
         page.goto(f"{address}#run=a&site=up.weight&kind=update&stat=ratio{view}")
         expect(stat).to_have_value("ratio")
-    page.get_by_role("combobox", name="Kind that colours the graph").select_option("output")
+    page.get_by_role("combobox", name="Kind that colors the graph").select_option("output")
     expect(stat).to_have_value("rms")
     expect(page.get_by_test_id("graph-legend")).to_contain_text("output rms")
 

@@ -24,7 +24,7 @@ OVERFLOWING = """() => [...document.querySelectorAll('.node, .group')].flatMap(p
 PICTURES = {
     "transformer": (graphs.transformer(4), DrawOptions(depth=3)),
     "recurrent": (graphs.lstm(4), DrawOptions()),
-    "coloured": (graphs.residual(3), DrawOptions(depth=1, colour_by="elapsed_s")),
+    "colored": (graphs.residual(3), DrawOptions(depth=1, color_by="elapsed_s")),
 }
 
 

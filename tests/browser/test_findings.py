@@ -47,7 +47,7 @@ def test_two_clicks_lead_from_the_list_to_the_first_layer_with_nan(visit: Visit,
     expect(page).to_have_url(re.compile("site=h.1.attn"))
 
 
-def test_the_way_to_the_graph_opens_what_hides_the_layer_and_colours_by_what_was_found(
+def test_the_way_to_the_graph_opens_what_hides_the_layer_and_colors_by_what_was_found(
     visit: Visit, tmp_path: Path
 ) -> None:
     for _ in train(next(each for each in TRAININGS if each.broken), tmp_path / "mlp"):
@@ -60,7 +60,7 @@ def test_the_way_to_the_graph_opens_what_hides_the_layer_and_colours_by_what_was
         first.get_by_role("button", name="Graph").click()
         part = page.get_by_test_id("graph").locator(f'[role=treeitem][data-key="{EXPLODING}"]')
         expect(part).to_have_attribute("aria-selected", "true")
-        expect(page.get_by_label("Kind that colours the graph")).to_have_value("update")
+        expect(page.get_by_label("Kind that colors the graph")).to_have_value("update")
         expect(page).to_have_url(re.compile("stat=ratio"))  # the number that it rests on
         panel = page.get_by_test_id("site-panel")
         expect(panel.get_by_role("img", name="Histogram of update")).to_be_visible()

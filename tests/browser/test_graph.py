@@ -224,7 +224,7 @@ def test_the_tools_stay_beside_a_path_that_gives_way(visit: Visit, address: str)
     crumbs = page.get_by_role("navigation", name="Entered modules").get_by_role("button")
     expect(crumbs).to_have_count(4)
     zoom = page.get_by_role("group", name="Zoom")
-    keep = page.get_by_role("group", name="Download").nth(1)  # after that of the KPIs
+    keep = page.get_by_role("group", name="Download").nth(1)  # after that of the metrics
     names = [*crumbs.all(), *zoom.get_by_role("button").all(), *keep.get_by_role("button").all()]
     boxes = [box_of(each) for each in names]
     for before, after in itertools.pairwise(boxes):
@@ -312,7 +312,7 @@ def test_the_search_of_the_sites_finds_a_part_that_is_folded_away(visit: Visit, 
     assert box["y"] < where[1] < box["y"] + box["height"]
 
 
-def test_the_colours_follow_the_step_and_the_tooltip_tells_key_and_value_apart(visit: Visit, address: str) -> None:
+def test_the_colors_follow_the_step_and_the_tooltip_tells_key_and_value_apart(visit: Visit, address: str) -> None:
     page = visit.page
     page.goto(f"{address}&step=2")
     ready(page)
@@ -328,12 +328,12 @@ def test_the_colours_follow_the_step_and_the_tooltip_tells_key_and_value_apart(v
     page.keyboard.press("]")
     expect(legend).to_contain_text("output rms @3")
     expect(tip.locator("dd").last).not_to_have_text(before)
-    page.get_by_role("combobox", name="Kind that colours the graph").select_option("output_grad")
+    page.get_by_role("combobox", name="Kind that colors the graph").select_option("output_grad")
     expect(legend).to_contain_text("output_grad rms @3")
 
 
-def colour_of(page: Page, name: str) -> list[int]:
-    """The colour of a box, in its upper left corner, clear of words and rings."""
+def color_of(page: Page, name: str) -> list[int]:
+    """The color of a box, in its upper left corner, clear of words and rings."""
     x, y = (float(part(page, name).get_attribute(f"data-{axis}") or "nan") for axis in "xy")
     scale = float(graph(page).get_attribute("data-scale") or 1)
     found: list[int] = (
@@ -348,7 +348,7 @@ def colour_of(page: Page, name: str) -> list[int]:
     return found
 
 
-def test_an_explosion_is_seen_as_change_of_colour_on_the_scale_of_the_whole_run(visit: Visit, tmp_path: Path) -> None:
+def test_an_explosion_is_seen_as_change_of_color_on_the_scale_of_the_whole_run(visit: Visit, tmp_path: Path) -> None:
     page = visit.page
     write_graph_run(tmp_path / "runs" / "grows", blocks_graph(), growth=100.0)
     with PageServer(tmp_path / "runs", port=0) as server:
@@ -357,7 +357,7 @@ def test_an_explosion_is_seen_as_change_of_colour_on_the_scale_of_the_whole_run(
         legend = page.get_by_test_id("graph-legend")
         expect(legend).to_contain_text("@0")
         scale = legend.inner_text().split("@0")[1]
-        seen = [colour_of(page, "embed")]
+        seen = [color_of(page, "embed")]
         for step in range(1, 6):
             page.keyboard.press("]")
             expect(legend).to_contain_text(f"@{step}")
@@ -365,14 +365,14 @@ def test_an_explosion_is_seen_as_change_of_colour_on_the_scale_of_the_whole_run(
                 "() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))"
             )
             assert legend.inner_text().split(f"@{step}")[1] == scale
-            seen.append(colour_of(page, "embed"))
+            seen.append(color_of(page, "embed"))
         assert all(sum(after) > sum(before) for before, after in itertools.pairwise(seen))
         legend.get_by_role("button", name="linear").click()
         expect(page).to_have_url(re.compile("heatLinear"))
         expect(legend).not_to_contain_text(scale.split()[1])
 
 
-def test_the_legend_tells_the_mark_of_findings_which_is_not_the_colour_of_nan(visit: Visit, tmp_path: Path) -> None:
+def test_the_legend_tells_the_mark_of_findings_which_is_not_the_color_of_nan(visit: Visit, tmp_path: Path) -> None:
     page = visit.page
     write_graph_run(tmp_path / "runs" / "five", blocks_graph(blocks=5))  # the last block holds NaN
     with PageServer(tmp_path / "runs", port=0) as server:
@@ -384,7 +384,7 @@ def test_the_legend_tells_the_mark_of_findings_which_is_not_the_colour_of_nan(vi
             for which in ("i:nth-of-type(2)", "i.finding")
         )
         assert nan != finding
-        page.get_by_role("combobox", name="Kind that colours the graph").select_option("none")
+        page.get_by_role("combobox", name="Kind that colors the graph").select_option("none")
         expect(legend).to_have_text("finding")
 
 

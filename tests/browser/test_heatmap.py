@@ -59,7 +59,7 @@ def middle(page: Page, site: str, step: float, steps: int = 30) -> tuple[float, 
     return left + (right - left) * (step + 0.5) / steps, label["y"] - plot["y"] + label["height"] / 2
 
 
-def test_nan_has_its_own_colour_from_the_step_on_and_a_click_opens_site_and_step(visit: Visit, address: str) -> None:
+def test_nan_has_its_own_color_from_the_step_on_and_a_click_opens_site_and_step(visit: Visit, address: str) -> None:
     page = visit.page
     page.goto(f"{address}#run=broken&view=heatmap")
     heat = page.get_by_test_id("heatmap")
@@ -162,16 +162,16 @@ def test_the_keyboard_moves_the_cell_and_opens_it(visit: Visit, address: str) ->
     expect(page.get_by_test_id("site-title")).to_have_text("h.1.attn")
 
 
-def test_the_heat_map_shares_its_steps_with_the_kpis_and_zooms_with_them(visit: Visit, address: str) -> None:
+def test_the_heat_map_shares_its_steps_with_the_metrics_and_zooms_with_them(visit: Visit, address: str) -> None:
     page = visit.page
     page.goto(f"{address}#run=sound&view=heatmap")
     heat = page.get_by_test_id("heatmap")
     expect(heat).to_have_attribute("data-columns", "30")
-    kpi = page.get_by_role("img", name="loss over the steps").bounding_box()
+    metric = page.get_by_role("img", name="loss over the steps").bounding_box()
     plot = heat.bounding_box()
-    assert kpi is not None
+    assert metric is not None
     assert plot is not None
-    assert (kpi["x"], kpi["width"]) == (plot["x"], plot["width"])
+    assert (metric["x"], metric["width"]) == (plot["x"], plot["width"])
     heat.hover(position={"x": 400, "y": 40})
     page.mouse.down()
     heat.hover(position={"x": 600, "y": 40})
@@ -198,7 +198,7 @@ def test_the_numbers_and_the_picture_can_be_kept(visit: Visit, address: str) -> 
     assert picture.value.suggested_filename == "broken_output_rms.png"
 
 
-def test_a_kpi_without_a_value_at_the_cross_hair_shows_its_last_one_and_of_which_step_that_is(
+def test_a_metric_without_a_value_at_the_cross_hair_shows_its_last_one_and_of_which_step_that_is(
     visit: Visit, tmp_path: Path
 ) -> None:
     page = visit.page

@@ -35,8 +35,8 @@ def test_the_histogram_of_one_step_follows_the_cross_hair(visit: Visit, address:
     page.get_by_role("slider", name="Step of the cross-hair").press("ArrowLeft")
     expect(single).to_contain_text("@10")
     expect(single).to_contain_text(f"max {tensor_at(10).max():.4g}")
-    kpis = page.get_by_role("img", name=re.compile("^loss over the steps")).first
-    kpis.hover(position={"x": 67, "y": 40})
+    metrics = page.get_by_role("img", name=re.compile("^loss over the steps")).first
+    metrics.hover(position={"x": 67, "y": 40})
     expect(single).to_contain_text("@0")
     page.mouse.move(5, 5)
     expect(single).to_contain_text("@10")
@@ -55,7 +55,7 @@ def test_the_picture_keeps_its_place_however_long_the_numbers_are(visit: Visit, 
     writing = Writing(tmp_path / "sizes")
     for step, tensor in enumerate([np.linspace(0, 4, 5), np.append(-np.pi * 1e-7 * np.arange(1, 400), np.nan)]):
         writing.sink.put(summaries(step, [writing.series], [tensor]))
-        writing.kpi(step, 1.0)
+        writing.metric(step, 1.0)
     writing.sink.close()
     with PageServer(tmp_path, port=0) as server:
         tops = set()

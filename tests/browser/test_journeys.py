@@ -176,7 +176,7 @@ def only_nan(folder: Path) -> None:
     writing = Writing(folder)
     for step in range(3):
         writing.sink.put(summaries(step, [writing.series], [np.full(500, np.nan)]))
-        writing.kpi(step, float("nan"))
+        writing.metric(step, float("nan"))
     writing.sink.close()
 
 
@@ -243,12 +243,12 @@ def broken(project: Path) -> Path:
     other = writing.series_of("bfloat16")
     for step in range(6):
         writing.tensor(step, writing.series if step < 4 else other)
-        writing.kpi(step, (1.0, 0.5, float("inf"), 0.7, 0.6, float("nan"))[step])
+        writing.metric(step, (1.0, 0.5, float("inf"), 0.7, 0.6, float("nan"))[step])
     writing.sink.close()
     return project / "broken"
 
 
-def colour(found: Locator) -> str:
+def color(found: Locator) -> str:
     return str(found.evaluate("element => getComputedStyle(element).color"))
 
 
@@ -260,14 +260,14 @@ def test_a_loss_that_is_nan_or_infinite_is_shown_in_red(
     page.emulate_media(color_scheme=theme)
     page.goto(f"{address}#run=broken")
     in_list = page.get_by_test_id("runs").get_by_role("row").filter(has_text="broken").get_by_text("NaN", exact=True)
-    in_panel = page.get_by_role("group", name="Which KPI is drawn").get_by_text("NaN", exact=True)
+    in_panel = page.get_by_role("group", name="Which metric is drawn").get_by_text("NaN", exact=True)
     for found in (in_list, in_panel):
         expect(found).to_be_visible()
-        assert colour(found) == red
+        assert color(found) == red
     page.goto(f"{address}#run=broken&step=2")
-    infinite = page.get_by_role("group", name="Which KPI is drawn").get_by_text("∞", exact=True)
+    infinite = page.get_by_role("group", name="Which metric is drawn").get_by_text("∞", exact=True)
     expect(infinite).to_be_visible()
-    assert colour(infinite) == red
+    assert color(infinite) == red
 
 
 def test_every_data_type_of_a_tensor_can_be_chosen_and_the_newest_comes_first(
@@ -289,7 +289,7 @@ def test_every_data_type_of_a_tensor_can_be_chosen_and_the_newest_comes_first(
     expect(choice.locator("option:checked")).to_have_text("float64 · read at forward")
 
 
-def test_a_run_without_kpis_shows_its_last_step(visit: Visit, project: Path, address: str) -> None:
+def test_a_run_without_metrics_shows_its_last_step(visit: Visit, project: Path, address: str) -> None:
     writing = Writing(project / "bare")
     writing.tensor(1200, writing.series)
     writing.sink.close()
@@ -306,7 +306,7 @@ def test_the_pictures_of_the_documentation_are_drawn(visit: Visit, tmp_path: Pat
     with PageServer(tmp_path / "runs", port=0) as server:
         for theme, name in (("dark", "page.png"), ("light", "page-light.png")):
             page.emulate_media(color_scheme="light" if theme == "light" else "dark")
-            page.goto(f"{server.address}#site=blocks.2.act&kpiLog=1")
+            page.goto(f"{server.address}#site=blocks.2.act&metricLog=1")
             expect(page.get_by_test_id("histogram")).to_be_visible()
             plot = page.get_by_test_id("histogram").bounding_box()
             assert plot is not None

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import expect
 
-from layerscope.records import Kpi
+from layerscope.records import Metric
 from layerscope.server.serve import PageServer
 from layerscope.store.folder import create
 from layerscope.store.writer import FolderSink
@@ -33,11 +33,11 @@ def test_a_run_that_ended_before_its_first_step_says_so(visit: Visit, tmp_path: 
         expect(visit.page.get_by_text("with the first recorded step")).to_be_hidden()
 
 
-def test_runs_with_kpis_only_are_compared_by_them(visit: Visit, tmp_path: Path) -> None:
+def test_runs_with_metrics_only_are_compared_by_them(visit: Visit, tmp_path: Path) -> None:
     for name in ("one", "two"):
         sink = FolderSink(create(tmp_path / name))
         for step in range(5):
-            sink.put(Kpi(step, "loss", 1.0 / (1 + step), float(step)))
+            sink.put(Metric(step, "loss", 1.0 / (1 + step), float(step)))
         sink.close()
     with PageServer(tmp_path, port=0) as server:
         visit.page.goto(f"{server.address}#run=one&runs=two&view=compare")
@@ -45,7 +45,7 @@ def test_runs_with_kpis_only_are_compared_by_them(visit: Visit, tmp_path: Path) 
         expect(compared.get_by_role("img", name=re.compile("loss"))).to_be_visible()
         expect(compared.get_by_text("the run has no")).to_have_count(0)
         visit.page.get_by_role("button", name="Histograms").click()
-        expect(compared.get_by_text("KPIs only")).to_be_visible()
+        expect(compared.get_by_text("Metrics only")).to_be_visible()
 
 
 def test_the_first_row_in_sight_is_whole(visit: Visit, tmp_path: Path) -> None:

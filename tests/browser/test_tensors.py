@@ -217,12 +217,12 @@ def test_two_tensors_are_related_sample_by_sample(visit: Visit, address: str) ->
     expect(page.get_by_test_id("sample")).to_have_value("2")
 
 
-def test_kpis_compare_trials_and_types_and_notes_and_network_are_told(visit: Visit, address: str) -> None:
+def test_metrics_compare_trials_and_types_and_notes_and_network_are_told(visit: Visit, address: str) -> None:
     page = visit.page
-    page.goto(f"{address}&pane=kpis&beside=b")
-    charts = page.get_by_test_id("kpi-charts")
+    page.goto(f"{address}&pane=metrics&beside=b")
+    charts = page.get_by_test_id("metric-charts")
     expect(charts.get_by_role("img", name="loss of 4 curves over the steps")).to_be_visible()
-    expect(page.get_by_role("region", name="KPIs of accuracy").get_by_role("img")).to_have_count(2)
+    expect(page.get_by_role("region", name="Metrics of accuracy").get_by_role("img")).to_have_count(2)
     page.get_by_role("group", name="Types of steps").get_by_role("button", name="long").click()
     expect(charts.get_by_role("img", name="loss of 2 curves over the steps")).to_be_visible()
     expect(page).to_have_url(re.compile("types=short"))
@@ -274,7 +274,7 @@ SHARES = """body => {
 }"""
 
 
-def test_two_trials_fit_into_their_halves_and_share_one_scale_of_colours(visit: Visit, address: str) -> None:
+def test_two_trials_fit_into_their_halves_and_share_one_scale_of_colors(visit: Visit, address: str) -> None:
     page = visit.page
     page.goto(f"{address}&node=memory&type=long&beside=b")
     expect(page.get_by_test_id("panel")).to_have_count(2)
@@ -315,12 +315,12 @@ def test_the_samples_are_in_sight_to_their_last_column(visit: Visit, address: st
 def test_the_timeline_is_in_sight_and_its_scrubber_chooses_the_step(visit: Visit, address: str) -> None:
     page = visit.page
     page.goto(f"{address}&node=memory&type=short")
-    kpis = page.get_by_role("region", name="KPIs", exact=True)
-    expect(kpis.get_by_role("img", name="loss over the steps")).to_be_visible()
+    metrics = page.get_by_role("region", name="Metrics", exact=True)
+    expect(metrics.get_by_role("img", name="loss over the steps")).to_be_visible()
     slider, step = page.get_by_role("slider", name="Step of the cross-hair"), page.get_by_test_id("step")
     expect(step).to_have_value("50")
     expect(slider).to_have_value("50")
-    expect(kpis.get_by_test_id("crosshair-step")).to_have_text("step 50")
+    expect(metrics.get_by_test_id("crosshair-step")).to_have_text("step 50")
     slider.fill("28")
     expect(step).to_have_value("30")
     slider.press("ArrowLeft")
@@ -328,8 +328,8 @@ def test_the_timeline_is_in_sight_and_its_scrubber_chooses_the_step(visit: Visit
     step.fill("30")
     step.press("Enter")
     expect(slider).to_have_value("30")
-    expect(kpis.get_by_test_id("crosshair-step")).to_have_text("step 30")
-    page.get_by_role("button", name="KPIs", exact=True).click()
-    expect(page.get_by_test_id("kpi-charts")).to_be_visible()
-    expect(kpis.get_by_test_id("crosshair-step")).to_have_count(0)
+    expect(metrics.get_by_test_id("crosshair-step")).to_have_text("step 30")
+    page.get_by_role("button", name="Metrics", exact=True).click()
+    expect(page.get_by_test_id("metric-charts")).to_be_visible()
+    expect(metrics.get_by_test_id("crosshair-step")).to_have_count(0)
     expect(slider).to_be_in_viewport()

@@ -120,14 +120,14 @@ def test_a_module_opens_on_a_double_click_and_can_be_looked_at_alone(visit: Visi
     expect(part(page, "tanh")).to_be_attached()
 
 
-def test_every_pass_of_a_loop_can_be_a_node_and_nodes_be_coloured(visit: Visit, address: str) -> None:
+def test_every_pass_of_a_loop_can_be_a_node_and_nodes_be_colored(visit: Visit, address: str) -> None:
     page = visit.page
     page.goto(f"{address}#run=net&view=traces")
     tanh = page.get_by_role("treeitem").filter(has_text="tanh")
     expect(tanh).to_have_count(1)
     page.get_by_label("every pass").check()
     expect(tanh).to_have_count(3)
-    page.get_by_label("Colour of the nodes").select_option("time")
+    page.get_by_label("Color of the nodes").select_option("time")
     expect(page.get_by_test_id("legend")).to_contain_text(re.compile("[µm]s"))
 
 
@@ -189,7 +189,7 @@ def test_the_cross_hair_stands_at_the_step_of_a_trace_that_nobody_chose(visit: V
         page.goto("about:blank")
 
 
-def test_marks_above_the_kpis_lead_to_the_traces_of_their_steps(visit: Visit, address: str) -> None:
+def test_marks_above_the_metrics_lead_to_the_traces_of_their_steps(visit: Visit, address: str) -> None:
     page = visit.page
     page.goto(f"{address}#run=twice")
     marks = page.get_by_role("button", name=re.compile("Trace of step"))
@@ -252,7 +252,7 @@ def test_the_cross_hair_leads_away_from_a_trace_of_no_step(visit: Visit, address
 def test_the_cross_hair_reaches_the_trace_of_any_step_of_a_long_run(visit: Visit, tmp_path: Path) -> None:
     writing = Writing(tmp_path / "long")
     for step in range(6000):
-        writing.kpi(step, 1.0)
+        writing.metric(step, 1.0)
         if step % 50 == 0:
             writing.tensor(step, writing.series)
     writing.sink.close()

@@ -65,8 +65,8 @@ def test_a_training_killed_at_any_moment_opens_again_with_true_numbers(tmp_path:
         if not (folder / "run.json").exists():
             continue  # killed before there was a run
         run = ls.open(folder)
-        kpis = run.kpis()
-        losses = kpis["loss"] if len(kpis) else []
+        metrics = run.metrics()
+        losses = metrics["loss"] if len(metrics) else []
         assert losses == truth[: len(losses)].tolist()
         stats = run.stats("(model)", stat="count") if "(model)" in run.series()["site"] else None
         assert stats is None or stats["step"] == list(range(len(stats)))

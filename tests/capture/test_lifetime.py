@@ -130,7 +130,7 @@ def test_recorders_dropped_without_close_leave_no_thread_file_or_hook(
         run = ls.open(tmp_path / str(number))
         assert run.status() == "finished"
         if drop in (dropped_after_steps, dropped_in_a_cycle):
-            assert run.kpis()["step"] == [0, 1, 2]
+            assert run.metrics()["step"] == [0, 1, 2]
             assert "close() was not called" in texts(tmp_path / str(number))
 
 
@@ -164,7 +164,7 @@ def test_a_recorder_does_not_keep_its_model_alive(every: int, tmp_path: Path) ->
         gc.enable()
     run.step(loss=1.0)
     run.close()
-    assert ls.open(tmp_path / "run").kpis()["step"] == [0, 1, 2, 3]
+    assert ls.open(tmp_path / "run").metrics()["step"] == [0, 1, 2, 3]
 
 
 def test_a_recorder_collected_inside_the_store_is_closed_by_the_writer(
@@ -248,7 +248,7 @@ def test_a_script_that_ends_without_close_keeps_what_it_had_and_says_what_was_mi
         assert "call step() once per optimizer step" in done.stderr
     else:
         assert steps == [0, 1, 2, 3, 4]
-        assert run.kpis()["step"] == [0, 1, 2, 3, 4]
+        assert run.metrics()["step"] == [0, 1, 2, 3, 4]
         assert "The program ended without close()" in texts(tmp_path / "run")
         assert "Layerscope" not in done.stderr
 
@@ -272,7 +272,7 @@ def test_spawned_ranks_that_do_not_close_keep_what_they_had(tmp_path: Path) -> N
     for rank in range(2):
         run = ls.open(tmp_path / str(rank))
         assert run.status() == "finished"
-        assert run.kpis()["step"] == [0]
+        assert run.metrics()["step"] == [0]
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this platform cannot fork")
@@ -293,7 +293,7 @@ def test_a_forked_child_hears_nothing_and_ends_without_touching_the_run(tmp_path
             os._exit(0 if ok else 1)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
         train(run, model, 1)
-    assert ls.open(tmp_path / "run").kpis()["step"] == [0]
+    assert ls.open(tmp_path / "run").metrics()["step"] == [0]
 
 
 def pickled(run: Recorder) -> Recorder:
@@ -310,7 +310,7 @@ def test_a_copy_of_a_recorder_records_nothing(copied: Callable[[Recorder], Recor
             twin.enabled = True
             assert (twin.enabled, twin.current_step, twin.path) == (False, 3, None)
         train(run, model, 1)
-    assert ls.open(tmp_path / "run").kpis()["step"] == [0, 1, 2]
+    assert ls.open(tmp_path / "run").metrics()["step"] == [0, 1, 2]
 
 
 class Owner(Mlp):

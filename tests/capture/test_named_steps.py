@@ -19,7 +19,7 @@ import layerscope as ls
 from layerscope.capture.named import Depth
 from layerscope.capture.recorder import Recorder
 from layerscope.errors import StateError
-from layerscope.records import Kind, Kpi
+from layerscope.records import Kind, Metric
 from tests.capture.naming import Recording, recording
 from tests.capture.training import differences, sgd, trained, unwatched
 
@@ -40,7 +40,7 @@ def test_each_type_of_step_has_its_own_distance() -> None:
     assert [step for step, kind in found if kind == "rare one"] == [7, 27, 47]
     assert [step for step, kind in found if kind == "common"] == [0, 4, 12, 29, 61][:4]
     assert {kind for _, kind in found} == {"rare one", "common"}
-    kinds = {kpi.step: kpi.type for kpi in sink.of(Kpi)}
+    kinds = {metric.step: metric.type for metric in sink.of(Metric)}
     assert (kinds[7], kinds[8], kinds[9]) == ("rare one", "never", "common")
 
 
@@ -80,7 +80,7 @@ def test_a_kept_step_has_the_samples_type_and_reason_that_were_said() -> None:
     assert (info.type, info.samples, info.reason) == ("strange", (7, 2), "sample 7 is odd")
     assert np.array_equal(sink.value(3, "x").array, (x + 3)[[7, 2]])
     assert sink.value(3, "short").samples.tolist() == [2]
-    assert [kpi.type for kpi in sink.of(Kpi, 3)] == ["strange"]
+    assert [metric.type for metric in sink.of(Metric, 3)] == ["strange"]
     assert [event.step for event in sink.events("kept")] == [3]
 
 
@@ -177,7 +177,7 @@ def test_a_discarded_step_is_as_if_it_had_not_been_recorded() -> None:
             run.step(loss=1.0)
     assert sink.steps() == [0, 2]
     assert [summaries.step for summaries in sink.summaries()] == [0, 2]
-    assert len(sink.of(Kpi)) == 4
+    assert len(sink.of(Metric)) == 4
     assert ("after", "tensor") not in sink.named()
 
 

@@ -52,7 +52,7 @@ def test_a_nested_output_is_left_out_with_an_event_and_all_else_is_recorded(
 ) -> None:
     model = nn.Sequential(nn.Linear(4, 4), Ragged(layout), nn.Linear(4, 4), Regular(), nn.Linear(4, 2))
     run = train(model, tmp_path / "run", kinds)
-    assert len(run.kpis()) == 30
+    assert len(run.metrics()) == 30
     assert len(run.stats("4", kind="output", stat="mean").arrow()) == 30
     assert len(run.stats("4.weight", kind="weight_grad", stat="mean").arrow()) == 30
     texts = run.events().arrow()["text"].to_pylist()
@@ -68,7 +68,7 @@ def test_a_module_name_with_a_lone_surrogate_is_recorded_under_its_escape(tmp_pa
     model.add_module("a\udc80b", nn.Linear(4, 4))
     model.add_module("plain", nn.Linear(4, 2))
     run = train(model, tmp_path / "run")
-    assert len(run.kpis()) == 30
+    assert len(run.metrics()) == 30
     assert len(run.stats("a\\udc80b.weight", kind="weight", stat="mean").arrow()) == 30
     graph = run.graph()
     assert graph is not None

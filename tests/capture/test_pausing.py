@@ -35,7 +35,7 @@ class Loop:
 def recorded(folder: Path) -> list[int]:
     run = ls.open(folder)
     steps: list[int] = run.stats("layers.0", kind="output", stat="count")["step"]
-    assert run.kpis()["step"] == steps
+    assert run.metrics()["step"] == steps
     assert run.stats("layers.0", kind="output", stat="count")["count"] == [4 * 16] * len(steps)
     return steps
 

@@ -85,5 +85,5 @@ def test_the_workers_of_a_data_loader_do_not_disturb_the_recording(tmp_path: Pat
     with ls.watch(model, optimizer, to=tmp_path / "run", every=1, kinds="all") as run:
         assert train(run, model, optimizer) == expected
     read = ls.open(tmp_path / "run")
-    assert read.kpis()["loss"] == expected
+    assert read.metrics()["loss"] == expected
     assert read.stats("layers.0", kind="output", stat="count")["count"] == [6 * 16] * 8

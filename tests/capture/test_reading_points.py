@@ -16,7 +16,7 @@ from layerscope.capture.recorder import Recorder, When
 from layerscope.capture.schedule import Schedule
 from layerscope.capture.torch.targets import Choices, choose
 from layerscope.capture.torch.watching import record
-from layerscope.records import Kind, Kpi, Mode, Reading
+from layerscope.records import Kind, Metric, Mode, Reading
 from layerscope.stats import spec
 from tests.capture.models import Hooked, Mlp, Recurrent, Structured
 from tests.capture.sinks import ListSink
@@ -151,7 +151,7 @@ def test_tensors_are_found_in_dataclasses_and_dicts() -> None:
     assert {s.port for s in sink.series if s.site == "(model)"} == {"output.logits", "output.extra.positive"}
 
 
-def test_one_tensor_at_two_sites_is_summarised_once() -> None:
+def test_one_tensor_at_two_sites_is_summarized_once() -> None:
     model = Mlp()
     sink, run = watching(model)
     with run:
@@ -164,7 +164,7 @@ def test_one_tensor_at_two_sites_is_summarised_once() -> None:
     assert alias["layers.3"] == -1
 
 
-def test_a_tensor_changed_in_place_is_summarised_again() -> None:
+def test_a_tensor_changed_in_place_is_summarized_again() -> None:
     class InPlace(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -242,7 +242,7 @@ def test_a_bug_in_a_listener_is_reported_once_and_does_not_reach_the_training(mo
         model(torch.randn(4, 6))
         run.step(loss=2.0)
     assert sink.summaries() == []
-    assert [r.value for r in sink.records if isinstance(r, Kpi)] == [1.0, 2.0]
+    assert [r.value for r in sink.records if isinstance(r, Metric)] == [1.0, 2.0]
     assert len(sink.warnings()) == 1
 
 

@@ -49,7 +49,7 @@ def test_an_expanded_output_counts_each_element_as_often_as_it_occurs(tmp_path: 
     histogram = run.histograms("(model)", bins=4, steps=(1, 1))
     assert sum(histogram["counts"][0]) == pytest.approx(2 * HUGE, rel=1e-12)
     assert "layerscope stopped" not in str(run.events()["text"])
-    assert run.kpis()["loss"] == [1.0, 1.0]
+    assert run.metrics()["loss"] == [1.0, 1.0]
 
 
 @pytest.mark.parametrize("shape", [(4, 5, 6), (4, 1, 6), (1, 1, 1)])

@@ -227,4 +227,4 @@ def test_a_model_on_the_meta_device_is_listened_to_without_an_end(tmp_path: Path
             optimizer.step()
             run.step(loss=1.0)
     assert not any("stopped listening" in text for text in texts(tmp_path / "run", "warning"))
-    assert ls.open(tmp_path / "run").kpis()["step"] == [0, 1]
+    assert ls.open(tmp_path / "run").metrics()["step"] == [0, 1]

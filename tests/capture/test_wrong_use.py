@@ -76,7 +76,7 @@ def test_a_taken_name_gets_a_suffix_and_the_user_is_told(tmp_path: Path) -> None
     assert sorted(p.name for p in tmp_path.iterdir()) == ["run", "run-2"]
 
 
-def test_resuming_counts_steps_without_kpis_and_takes_a_checkpoints_step(tmp_path: Path) -> None:
+def test_resuming_counts_steps_without_metrics_and_takes_a_checkpoints_step(tmp_path: Path) -> None:
     with ls.watch(Mlp(), to=tmp_path / "run", every=10) as run:
         for _ in range(25):
             run.step()
@@ -85,7 +85,7 @@ def test_resuming_counts_steps_without_kpis_and_takes_a_checkpoints_step(tmp_pat
         run.step(loss=1.0)
     with ls.watch(Mlp(), to=tmp_path / "run", resume=25) as run:
         run.step(loss=2.0)
-    assert ls.open(tmp_path / "run").kpis()["loss"] == [2.0]  # the later one counts
+    assert ls.open(tmp_path / "run").metrics()["loss"] == [2.0]  # the later one counts
     with pytest.raises(StateError, match="resume needs `to`"):
         ls.watch(Mlp(), resume=True)
 
@@ -116,7 +116,7 @@ def test_the_optimizer_of_another_model_is_noticed(tmp_path: Path) -> None:
         ls.watch(Mlp(), torch.optim.SGD(Mlp().parameters()), to=tmp_path / "run").close()
 
 
-def test_kpis_that_sql_cannot_tell_apart_are_refused(tmp_path: Path) -> None:
+def test_metrics_that_sql_cannot_tell_apart_are_refused(tmp_path: Path) -> None:
     with ls.watch(Mlp(), to=tmp_path / "run") as run, pytest.raises(StateError, match="'loss' and 'Loss' differ only"):
         run.step(loss=1.0, Loss=2.0)
 
@@ -128,14 +128,14 @@ def test_a_disabled_recorder_still_counts_steps(monkeypatch: pytest.MonkeyPatch)
     assert run.current_step == 1
 
 
-def test_a_kpi_that_is_no_number_is_named(tmp_path: Path) -> None:
+def test_a_metric_that_is_no_number_is_named(tmp_path: Path) -> None:
     with ls.watch(Mlp(), to=tmp_path / "run") as run:
-        with pytest.raises(StateError, match="KPI 'loss' is not one number but Tensor"):
+        with pytest.raises(StateError, match="Metric 'loss' is not one number but Tensor"):
             run.step(loss=torch.zeros(3))
         assert run.current_step == 0
 
 
-def test_a_kpi_cannot_take_the_name_of_a_column(tmp_path: Path) -> None:
+def test_a_metric_cannot_take_the_name_of_a_column(tmp_path: Path) -> None:
     with ls.watch(Mlp(), to=tmp_path / "run") as run, pytest.raises(StateError, match="cannot be called 'time_s'"):
         run.step(time_s=1.0)
 
@@ -160,7 +160,7 @@ find_spec = importlib.util.find_spec
 importlib.util.find_spec = lambda name, *a: None if name == "torch" else find_spec(name, *a)
 import layerscope as ls
 run = ls.open({str(tmp_path / "run")!r})
-assert run.kpis()["loss"] == [1.5]
+assert run.metrics()["loss"] == [1.5]
 assert len(run.stats(kind="weight", stat="rms")) == 4
 from layerscope.server.app import create_app
 create_app(run.path)

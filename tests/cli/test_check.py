@@ -50,7 +50,7 @@ def test_a_broken_run_says_what_where_since_when_and_why_and_the_exit_code_is_1(
     assert lines[1] == "  error, step 8: NaN first seen in the output of '[bold]layer'"
     assert lines[2].startswith("    why: 1 NaN among 1 elements. All was finite at step 7")
     assert lines[3].startswith("    do:  Look at the batch of this step")
-    assert lines[4].startswith("    then step 8: The KPI loss is not finite")
+    assert lines[4].startswith("    then step 8: The metric loss is not finite")
 
 
 def test_a_folder_of_runs_is_checked_run_by_run(project: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -38,7 +38,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_demo_records_a_training(recorded: Path) -> None:
     run = ls.open(recorded / "runs/demo")
     assert run.status() == "finished"
-    assert run.kpis()["step"] == list(range(20))
+    assert run.metrics()["step"] == list(range(20))
     assert "corrupt" in run.events()["text"][0]
 
 
@@ -47,7 +47,7 @@ def test_show_gives_an_overview_a_table_and_answers_to_sql(recorded: Path) -> No
     table = command("show", "runs/demo", "blocks.*.up", "--stat", "rms", cwd=recorded).stdout
     assert "blocks.3.up" in table
     assert "rms" in table
-    answer = command("show", "runs/demo", "--sql", "select count(*) as rows from kpis", cwd=recorded).stdout
+    answer = command("show", "runs/demo", "--sql", "select count(*) as rows from metrics", cwd=recorded).stdout
     assert re.search(r"\b40\b|\b20\b", answer)
 
 
@@ -55,7 +55,7 @@ def test_compact_says_what_it_did(recorded: Path) -> None:
     done = command("compact", "runs/demo", cwd=recorded)
     assert done.returncode == 0
     assert done.stdout == "runs/demo: nothing new to compact.\n"  # the recorder did it at the end
-    report = CompactReport(done=True, rows={"moments": 1200, "kpis": 34}, bytes_before=2_500_000, bytes_after=98_765)
+    report = CompactReport(done=True, rows={"moments": 1200, "metrics": 34}, bytes_before=2_500_000, bytes_after=98_765)
     assert told(report) == "1,234 rows compacted from 2.5 MB to 98.8 kB in 0.00 s."
     assert told(CompactReport(done=False)) == "another process is compacting it."
 

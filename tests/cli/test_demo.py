@@ -96,9 +96,9 @@ def test_the_fixed_trial_learns_faster_and_more_that_lasts(project: Path) -> Non
 
 
 def last_of_each_type(run: ls.Run, name: str) -> dict[str, float]:
-    """The last number of a KPI for each step type."""
-    kpis = run.kpis()
-    return dict(zip(kpis["type"], kpis[name], strict=True))
+    """The last number of a metric for each step type."""
+    metrics = run.metrics()
+    return dict(zip(metrics["type"], metrics[name], strict=True))
 
 
 def test_the_loss_is_high_where_the_sum_is_near_zero(project: Path) -> None:
@@ -118,11 +118,11 @@ def test_two_trainings_are_the_same(tmp_path: Path) -> None:
     def untold(counted: range, what: str) -> Iterable[int]:
         return counted
 
-    kpis: list[Any] = []
+    metrics: list[Any] = []
     for name in ("first", "second"):
         recurrent_bug.train_trial("fixed", tmp_path / name, 4, untold)
-        kpis.append(ls.open(tmp_path / name / "fixed").kpis()["loss"])
-    assert kpis[0] == kpis[1]
+        metrics.append(ls.open(tmp_path / name / "fixed").metrics()["loss"])
+    assert metrics[0] == metrics[1]
 
 
 def test_its_own_view_draws_a_line_for_each_sequence(project: Path) -> None:

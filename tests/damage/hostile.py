@@ -33,11 +33,11 @@ PLACES = (
     "segments",
     "segments/moments",
     "segments/moments/{segment}",
-    "segments/kpis",
+    "segments/metrics",
     "tables",
     "tables/moments",
     "tables/moments/{part}",
-    "tables/kpis",
+    "tables/metrics",
     "traces",
     "traces/000001",
     "traces/000001/pass.json",
@@ -155,20 +155,20 @@ def _with(place: str, value: str) -> Callable[[Path], None]:
 def _long_part(run: Path) -> None:
     """A small Parquet file of 20 million equal rows."""
     rows = 2_000_000
-    _replace_part(run, "kpis", {name: pa.repeat(pa.scalar(*given), rows) for name, given in _FILLER.items()}, 10)
+    _replace_part(run, "metrics", {name: pa.repeat(pa.scalar(*given), rows) for name, given in _FILLER.items()}, 10)
 
 
 def _many_groups(run: Path) -> None:
     """A small Parquet file of many row groups of an allowed size: 16 million rows."""
     columns = {name: pa.repeat(pa.scalar(*given), 16_384) for name, given in _FILLER.items()}
-    _replace_part(run, "kpis", columns, 1_000, ["rank", "session", "step"])
+    _replace_part(run, "metrics", columns, 1_000, ["rank", "session", "step"])
 
 
 def _wide_part(run: Path) -> None:
     """A small Parquet file in which one long text stands for 16,384 of them: a gigabyte and more."""
     columns = {name: pa.repeat(pa.scalar(*given), 16_384) for name, given in _FILLER.items()}
     columns["name"] = pa.DictionaryArray.from_arrays(pa.repeat(pa.scalar(0, pa.int8()), 16_384), ["x" * 200_000])
-    _replace_part(run, "kpis", columns, 4)
+    _replace_part(run, "metrics", columns, 4)
 
 
 _FILLER = {
@@ -202,7 +202,7 @@ def _payload(forge: Callable[[bytes], bytes]) -> Callable[[Path], None]:
     """Another batch at the end of a segment of metrics, with right checksums."""
 
     def spoil(run: Path) -> None:
-        segment = _file(run, "segments/kpis/{segment}")
+        segment = _file(run, "segments/metrics/{segment}")
         content = segment.read_bytes()
         start, end = frames(content)[-1]
         forged = forge(content[start:end])

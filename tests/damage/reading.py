@@ -60,7 +60,7 @@ QUESTIONS: dict[str, Callable[[Run], object]] = {
     "values": lambda run: run.values(),
     "arrays": lambda run: arrays_of(run.reader.values()),
     "sample stats": lambda run: (run.reader.sample_stats().to_pydict(), numbers_of(run.reader.sample_stats())),
-    "metrics": lambda run: run.kpis(),
+    "metrics": lambda run: run.metrics(),
     "steps": lambda run: run.steps(),
     "events": lambda run: run.events(),
     "cost": lambda run: run.cost(),

@@ -30,7 +30,7 @@ ABOUT_RUN = (
     *("trace-overview?trace=000001", "operation?trace=000001&op=0", "value?trace=000001&op=0&what=value"),
 )
 BESIDES = (
-    "api/kpis?run=good-a&run={name}",
+    "api/metrics?run=good-a&run={name}",
     "api/compare/curves?run=good-a&run={name}&stat=mean&site=layer.0&kind=output",
 )
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT / "src")}

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from layerscope.diagnose.check import check
 from layerscope.diagnose.finding import Diagnosis
-from layerscope.records import Event, Extras, Floats, Graph, Kind, Kpi, Mode, ModuleNode, Reading, Series
+from layerscope.records import Event, Extras, Floats, Graph, Kind, Metric, Mode, ModuleNode, Reading, Series
 from layerscope.store.folder import create
 from layerscope.store.writer import FolderSink
 from tests.server.runs import summaries
@@ -49,7 +49,7 @@ class Made:
             if made:
                 self.sink.put(summaries(step, numbers, [tensor.ravel() for tensor in made.values()]))
             if loss is not None:
-                self.sink.put(Kpi(step, "loss", loss(step), float(step)))
+                self.sink.put(Metric(step, "loss", loss(step), float(step)))
         return self
 
     def ratio(self, step: int, site: str, value: float) -> None:

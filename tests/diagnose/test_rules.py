@@ -13,7 +13,7 @@ from layerscope.diagnose import not_finite
 from layerscope.diagnose.check import FINITE, OTHERS, check
 from layerscope.diagnose.finding import Finding, Severity
 from layerscope.diagnose.recording import Recording
-from layerscope.records import Kind, Kpi, Reading
+from layerscope.records import Kind, Metric, Reading
 from tests.diagnose.runs import Key, Made, noise, rules
 from tests.repo.source import ROOT
 
@@ -306,21 +306,21 @@ def test_a_loss_that_ends_far_above_its_start_grows(loss, expected: list[str], m
     assert rules(made.steps(range(60), lambda step: {}, loss).check()) == expected
 
 
-def kpis(made: Made, losses: dict[str, Callable[[int], float]]) -> list[Finding]:
+def metrics(made: Made, losses: dict[str, Callable[[int], float]]) -> list[Finding]:
     for step in range(60):
         for name, loss in losses.items():
-            made.sink.put(Kpi(step, name, loss(step), float(step)))
+            made.sink.put(Metric(step, name, loss(step), float(step)))
     return made.check().all_findings()
 
 
 def test_a_term_of_a_loss_may_grow_while_their_sum_does_not(made: Made) -> None:
     falls, grows = (lambda step: 100.0 / (step + 1)), (lambda step: 0.01 + step / 60)
-    assert kpis(made, {"loss": falls, "kl_loss": grows, "loss_scale": lambda step: 2.0**step}) == []
+    assert metrics(made, {"loss": falls, "kl_loss": grows, "loss_scale": lambda step: 2.0**step}) == []
 
 
 def test_a_held_out_loss_that_grows_alone_is_overfitting(made: Made) -> None:
-    (found,) = kpis(made, {"loss": lambda step: 1.0 / (step + 1), "val/loss": lambda step: 1.0 + step})
-    assert (found.title, found.severity) == ("The KPI val/loss grows", Severity.WARNING)
+    (found,) = metrics(made, {"loss": lambda step: 1.0 / (step + 1), "val/loss": lambda step: 1.0 + step})
+    assert (found.title, found.severity) == ("The metric val/loss grows", Severity.WARNING)
     assert "by heart" in found.why
     assert "Stop near step 0" in found.advice
 
@@ -336,12 +336,12 @@ def test_an_explosion_is_named_by_the_first_output_that_grew_and_not_by_the_larg
     assert "of 2 outputs that grew it is the first" in found.why
 
 
-def test_an_explosion_without_outputs_says_that_its_cause_may_be_a_neighbour(made: Made) -> None:
+def test_an_explosion_without_outputs_says_that_its_cause_may_be_a_neighbor(made: Made) -> None:
     (found,) = made.steps(
         range(40), lambda step: {("a.weight", WGRAD): noise(), ("b.weight", WGRAD): noise() * 3.0**step}
     ).check().findings  # fmt: skip
     assert (found.rule, found.site) == ("exploding_gradients", "b.weight")
-    assert "neighbour" in found.why
+    assert "neighbor" in found.why
 
 
 def test_what_comes_after_something_not_finite_is_not_looked_at(made: Made) -> None:

@@ -166,5 +166,5 @@ def test_a_dead_module_with_a_loss_beside_its_output_is_dead(tmp_path: Path) -> 
     assert [(each.rule, each.site) for each in found] == [("dead_units", "(model)")]
 
 
-def test_a_bias_that_a_normalisation_takes_away_may_stay_what_it_was(tmp_path: Path) -> None:
+def test_a_bias_that_a_normalization_takes_away_may_stay_what_it_was(tmp_path: Path) -> None:
     assert rules(trained(cnn, slow_sgd, tmp_path / "run", 40)) == []

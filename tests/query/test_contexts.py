@@ -12,7 +12,7 @@ from layerscope.diagnose.check import check
 from layerscope.errors import SelectError
 from layerscope.query.matrix import Question, matrix
 from layerscope.query.run import Run
-from layerscope.records import Graph, Kind, Kpi, Mode, ModuleNode, Reading, Series
+from layerscope.records import Graph, Kind, Metric, Mode, ModuleNode, Reading, Series
 from layerscope.server.answers import Answers
 from layerscope.server.report import report
 from layerscope.store.compact import compact
@@ -42,7 +42,7 @@ def folder(tmp_path: Path) -> Path:
         numbers = [sink.series_id(series(context)) for context in LEVEL]
         numbers += [sink.series_id(series(context, "act")) for context in LEVEL]
         sink.put(summaries(step, numbers, [*made, *(np.maximum(tensor, 0.0) for tensor in made)]))
-        sink.put(Kpi(step, "loss", 1.0 / (step + 1), float(step)))
+        sink.put(Metric(step, "loss", 1.0 / (step + 1), float(step)))
     sink.close()
     return path
 

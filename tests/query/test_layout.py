@@ -74,8 +74,8 @@ def test_ways_back_that_overlap_have_lanes_of_their_own() -> None:
 def test_lines_are_straight_where_they_can_be() -> None:
     record = graphs.flat_residual(5)
     view = graph_view(record, graphs.named(record))
-    centres = {round(node.x + node.width / 2, 1) for node in view.nodes}
-    assert len(centres) == 1
+    centers = {round(node.x + node.width / 2, 1) for node in view.nodes}
+    assert len(centers) == 1
     assert all(len(edge.points) == 2 or len({x for x, _ in edge.points}) == 3 for edge in view.edges)
 
 

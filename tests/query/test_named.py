@@ -19,8 +19,8 @@ from layerscope.records import (
     Extras,
     Floats,
     Kind,
-    Kpi,
     Link,
+    Metric,
     Mode,
     NamedNode,
     Part,
@@ -98,7 +98,7 @@ class Recording:
         self.sink.put(summed(step, arrays))
         ids = np.array([*arrays], np.int32)
         self.sink.put(Extras(step, ids, ("own",) * len(ids), ids.astype(np.float64) + step / 100))
-        self.sink.put(Kpi(step, "loss", 1.0, float(step), type_of(step)))
+        self.sink.put(Metric(step, "loss", 1.0, float(step), type_of(step)))
         graphs = tuple(self.sink.dependencies_id(NODES[: 1 + min(k, 2)], LINKS[:k]) for k in range(ITERATIONS))
         info = StepInfo(step, type_of(step), ITERATIONS, BATCH, (*graphs, -1), (1, 4, 5), (), ("", "loss_a"), "why")
         self.sink.put(info)
@@ -313,7 +313,7 @@ def test_a_run_of_several_ranks_answers_with_the_first(tmp_path: Path) -> None:
 
 def test_a_run_without_named_tensors_has_no_steps(tmp_path: Path) -> None:
     sink = FolderSink(create(tmp_path / "run"))
-    sink.put(Kpi(1, "loss", 1.0, 1.0))
+    sink.put(Metric(1, "loss", 1.0, 1.0))
     sink.close()
     run = ls.open(tmp_path / "run")
     assert (run.named().types(), len(run.steps()), len(run.values()), run.named().graphs()) == ([], 0, 0, [])
@@ -366,10 +366,10 @@ def test_values_as_a_table_have_a_row_for_each_tensor_and_step(folder: Path, tmp
     assert (found["shape"], found["value"]) == ([[2, 2]], [[1.0, 2.0, 0.0, 3.0]])
 
 
-def test_kpis_tell_the_type_of_their_step_and_sql_knows_the_steps(folder: Path) -> None:
+def test_metrics_tell_the_type_of_their_step_and_sql_knows_the_steps(folder: Path) -> None:
     run = ls.open(folder)
-    assert run.kpis().columns == ["step", "time_s", "type", "loss"]
-    assert run.kpis()["type"] == [type_of(step) for step in STEPS]
+    assert run.metrics().columns == ["step", "time_s", "type", "loss"]
+    assert run.metrics()["type"] == [type_of(step) for step in STEPS]
     found = run.sql("select type, count(*) as n from steps group by type order by type")
     assert (found["type"], found["n"]) == (["long", "short"], [3, 3])
 

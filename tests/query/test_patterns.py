@@ -58,7 +58,7 @@ def test_kinds_statistics_and_metrics_take_regular_expressions(run: ls.Run) -> N
     table = run.stats("0*", kind=[re.compile("^weight")], stat=re.compile("^(rms|max)$"))
     assert set(table["kind"]) == {"weight", "weight_grad"}
     assert {"rms", "max"} <= set(table.arrow().column_names)
-    assert "accuracy" not in run.kpis([re.compile("^l")]).arrow().column_names
+    assert "accuracy" not in run.metrics([re.compile("^l")]).arrow().column_names
 
 
 @pytest.mark.parametrize(

@@ -127,22 +127,22 @@ def test_exponents_are_exact(watched: Watched) -> None:
     assert dict(zip(rows["exponent"], rows["count"], strict=True)) == dict(zip(exponent, count, strict=True))
 
 
-def test_a_kpi_that_a_step_lacked_is_null_and_one_that_was_nan_is_nan(tmp_path: Path) -> None:
+def test_a_metric_that_a_step_lacked_is_null_and_one_that_was_nan_is_nan(tmp_path: Path) -> None:
     with ls.watch(nn.Linear(1, 1), to=tmp_path / "run") as recorder:
         recorder.step(loss=float("nan"))
         recorder.step(other=1.0)
-    kpis = ls.open(tmp_path / "run").kpis()
-    assert np.isnan(kpis["loss"][0])
-    assert kpis["loss"][1] is None
-    assert kpis["other"] == [None, 1.0]
+    metrics = ls.open(tmp_path / "run").metrics()
+    assert np.isnan(metrics["loss"][0])
+    assert metrics["loss"][1] is None
+    assert metrics["other"] == [None, 1.0]
 
 
-def test_kpis_are_one_row_per_step(watched: Watched) -> None:
-    kpis = watched.run.kpis()
-    assert kpis.columns == ["step", "time_s", "type", "loss", "lr"]
-    assert kpis["step"] == list(range(STEPS))
-    assert kpis["lr"][:2] == [None, 0.05]
-    assert watched.run.kpis("loss").columns == ["step", "time_s", "type", "loss"]
+def test_metrics_are_one_row_per_step(watched: Watched) -> None:
+    metrics = watched.run.metrics()
+    assert metrics.columns == ["step", "time_s", "type", "loss", "lr"]
+    assert metrics["step"] == list(range(STEPS))
+    assert metrics["lr"][:2] == [None, 0.05]
+    assert watched.run.metrics("loss").columns == ["step", "time_s", "type", "loss"]
 
 
 def test_sql_sees_the_views_and_nothing_else(watched: Watched, tmp_path: Path) -> None:
@@ -182,7 +182,7 @@ def test_an_empty_run_gives_empty_tables(tmp_path: Path) -> None:
     with ls.watch(nn.Linear(1, 1), to=tmp_path / "run"):
         pass
     run = ls.open(tmp_path / "run")
-    assert [len(t) for t in (run.stats(), run.kpis(), run.histograms(), run.exponents(), run.events())] == [0] * 5
+    assert [len(t) for t in (run.stats(), run.metrics(), run.histograms(), run.exponents(), run.events())] == [0] * 5
 
 
 @pytest.mark.feature("E8")
@@ -195,7 +195,7 @@ def test_a_resumed_run_has_one_history(tmp_path: Path) -> None:
                 model(torch.randn(1, 2))
                 recorder.step(loss=first + step)
     run = ls.open(tmp_path / "run")
-    assert run.kpis()["loss"] == [0, 1, 2, 3, 4, 5]
+    assert run.metrics()["loss"] == [0, 1, 2, 3, 4, 5]
     assert run.stats("(model)", stat="rms")["step"] == [0, 1, 2, 3, 4, 5]
 
 

@@ -18,7 +18,7 @@ CALLS = (
     "ComgraRecorder",
     "track_module",
     "add_note",
-    "record_kpi_in_graph",
+    "record_metric_in_graph",
     "start_recording",
     "start_iteration",
     "register_tensor",
@@ -96,4 +96,4 @@ def test_the_second_example_records_types_iterations_roles_losses_and_what_was_k
     assert last is not None
     assert "helper" in {link.source for link in last.links if link.target == "answer"}
     assert "Sequences of two and three" in run.events()["text"][0]
-    assert "error/mean" in run.kpis().columns
+    assert "error/mean" in run.metrics().columns

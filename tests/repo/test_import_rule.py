@@ -28,9 +28,9 @@ MAY_IMPORT = {
     "traced": {*BASE, "query", "store", "viz", "server", "shown"},
     "compared": {*BASE, "query", "traced"},
     "recorded": {*BASE, "diagnose", "query", "store", "traced", "shown", "select"},
-    "summarised": {*BASE, "query", "viz"},
+    "summarized": {*BASE, "query", "viz"},
     "passes": {*BASE, "capture", "query", "traced"},
-    "api": {*BASE, "capture", "store", "query", "server", "select", "passes", "recorded", "summarised", "traced"},
+    "api": {*BASE, "capture", "store", "query", "server", "select", "passes", "recorded", "summarized", "traced"},
     "__init__": {"api", "capture", "compared", "errors", "recorded", "traced", "version"},
 }
 FRAMEWORKS = {"torch", "jax", "flax"}

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from layerscope.records import CallNode, Edge, Floats, Graph, Kind, Kpi, Mode, ModuleNode, Reading, Series
+from layerscope.records import CallNode, Edge, Floats, Graph, Kind, Metric, Mode, ModuleNode, Reading, Series
 from layerscope.store.folder import create
 from layerscope.store.writer import FolderSink
 from tests.server.runs import summaries
@@ -67,6 +67,6 @@ def write_graph_run(folder: Path, graph: Graph, steps: int = 6, growth: float = 
     ]
     for step in range(steps):
         sink.put(summaries(step, numbers, [growth**step * tensor(step, at) for at in range(len(numbers))]))
-        sink.put(Kpi(step, "loss", 1.0 / (step + 1), float(step)))
+        sink.put(Metric(step, "loss", 1.0 / (step + 1), float(step)))
     sink.close()
     return folder

@@ -14,7 +14,7 @@ from layerscope.records import (
     Floats,
     Graph,
     Kind,
-    Kpi,
+    Metric,
     Mode,
     ModuleNode,
     NamedNode,
@@ -56,7 +56,7 @@ class NamedWriting:
                 if node.part is not Part.PARAMETER or iteration == 1:
                     self._node(step, node, iteration)
         for name, at in (("loss", 1.0), ("accuracy/near", 0.5), ("accuracy/far", 0.2)):
-            self.sink.put(Kpi(step, name, at * self._scale / (step + 1), 1.7e9 + step, type_))
+            self.sink.put(Metric(step, name, at * self._scale / (step + 1), 1.7e9 + step, type_))
         categories = ("hard", "easy", "easy")
         self.sink.put(StepInfo(step, type_, last, BATCH, tuple(graphs), KEPT, categories, LOSSES, "schedule"))
         assert self.sink.flush()

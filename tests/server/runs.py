@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from layerscope.records import Event, Extras, Floats, Kind, Kpi, Mode, Reading, Series, Summaries
+from layerscope.records import Event, Extras, Floats, Kind, Metric, Mode, Reading, Series, Summaries
 from layerscope.stats import spec
 from layerscope.stats.reference import summarize
 from layerscope.store.folder import create
@@ -37,7 +37,7 @@ def tensor_at(step: int) -> Floats:
 
 
 class Writing:
-    """A run that is being written: one site, one KPI."""
+    """A run that is being written: one site, one metric."""
 
     def __init__(self, folder: Path, site: str = "layer") -> None:
         self.sink = FolderSink(create(folder))
@@ -54,9 +54,9 @@ class Writing:
         """Write one tensor of a step, and nothing else."""
         self.sink.put(summaries(step, [series], [tensor_at(step)]))
 
-    def kpi(self, step: int, value: float) -> None:
-        """Write the KPI of a step, and nothing else."""
-        self.sink.put(Kpi(step, "loss", value, float(step)))
+    def metric(self, step: int, value: float) -> None:
+        """Write the metric of a step, and nothing else."""
+        self.sink.put(Metric(step, "loss", value, float(step)))
 
     def own(self, step: int, name: str, value: float) -> None:
         """Write an own statistic of a step, and nothing else."""
@@ -69,7 +69,7 @@ class Writing:
     def step(self, step: int) -> None:
         """Write one step, to the disk."""
         self.tensor(step, self.series)
-        self.kpi(step, 1.0 / (step + 1))
+        self.metric(step, 1.0 / (step + 1))
         assert self.sink.flush()
 
 

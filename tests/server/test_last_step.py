@@ -7,14 +7,14 @@ from pathlib import Path
 import numpy as np
 
 from layerscope.query.run import Run
-from layerscope.records import Kind, Kpi, Mode, Reading, Series
+from layerscope.records import Kind, Metric, Mode, Reading, Series
 from layerscope.server.catalogue import Catalogue, step_range
 from layerscope.store.folder import create
 from layerscope.store.writer import FolderSink
 from tests.server.runs import summaries, tensor_at
 
 
-def written(folder: Path, *, kpi_at: int | None = None) -> Path:
+def written(folder: Path, *, metric_at: int | None = None) -> Path:
     """A run whose first series ends at step 4 and whose second goes on to step 9."""
     sink = FolderSink(create(folder))
     first, second = (
@@ -24,8 +24,8 @@ def written(folder: Path, *, kpi_at: int | None = None) -> Path:
     for step in range(2, 10):
         numbers = [first, second] if step < 5 else [second]
         sink.put(summaries(step, numbers, [tensor_at(step)] * len(numbers)))
-    if kpi_at is not None:
-        sink.put(Kpi(kpi_at, "loss", 1.0, 0.0))
+    if metric_at is not None:
+        sink.put(Metric(metric_at, "loss", 1.0, 0.0))
     sink.close()
     return folder
 
@@ -38,6 +38,6 @@ def test_the_last_step_without_metrics_is_that_of_the_series_that_lasts_longest(
 
 
 def test_the_last_step_is_that_of_a_tensor_where_the_metrics_end_earlier(tmp_path: Path) -> None:
-    written(tmp_path / "run", kpi_at=3)
+    written(tmp_path / "run", metric_at=3)
     (entry,) = Catalogue(tmp_path).entries()
     assert entry.last_step == 9

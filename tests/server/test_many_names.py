@@ -67,7 +67,7 @@ def test_the_first_step_takes_linear_time_in_the_number_of_metrics(tmp_path: Pat
 @pytest.mark.parametrize("given", ["*", "group1/*", "each"])
 def test_the_table_of_metrics_takes_linear_time(folder: Path, given: str) -> None:
     def read(count: int) -> object:
-        return ls.open(folder / str(count)).kpis(list(metrics(count)) if given == "each" else given)
+        return ls.open(folder / str(count)).metrics(list(metrics(count)) if given == "each" else given)
 
     few, many = (cpu_s(partial(read, count)) for count in (FEW, MANY))
     assert many < MOST * few
@@ -83,7 +83,7 @@ def test_the_server_takes_linear_time(folder: Path, question: str) -> None:
             return described(str(count), "finished", opened.run)
         if question == "timeline":
             return routes.timeline(opened, str(count), request)
-        return training.kpis(catalogue, request)
+        return training.metrics(catalogue, request)
 
     few, many = (cpu_s(partial(ask, count)) for count in (FEW, MANY))
     assert many < MOST * few
@@ -97,12 +97,12 @@ def test_metrics_keep_their_values_and_the_last_of_a_step_counts(tmp_path: Path)
         run.step(loss=4.0)
     opened = ls.open(tmp_path / "run")
     opened.add_curves({"step": [2, 0], "loss": [5.0, 6.0]})
-    found = rows.curves_by_name(ls.open(tmp_path / "run").reader.kpis())
+    found = rows.curves_by_name(ls.open(tmp_path / "run").reader.metrics())
     assert {name: (list(steps), list(values)) for name, (steps, values) in found.items()} == {
         "loss": ([0, 2], [6.0, 5.0]),
         "b": ([0, 1], [2.0, 3.0]),
     }
-    assert np.array_equal(opened.kpis("b").arrow()["b"].to_pylist(), [2.0, 3.0])
+    assert np.array_equal(opened.metrics("b").arrow()["b"].to_pylist(), [2.0, 3.0])
 
 
 def test_names_that_differ_only_in_case_are_still_refused(tmp_path: Path) -> None:

@@ -41,8 +41,8 @@ def test_the_list_names_every_run_with_its_state_and_last_numbers(client: TestCl
         ("first", "finished", 4),
         ("group/second", "finished", 2),
     ]
-    assert runs[0]["kpis"] == ["loss"]
-    assert runs[0]["kpi_values"].tolist() == [0.2]
+    assert runs[0]["metrics"] == ["loss"]
+    assert runs[0]["metric_values"].tolist() == [0.2]
     assert runs[0]["sparkline"].tolist() == [1.0, 0.5, 1 / 3, 0.25, 0.2]
     assert runs[0]["problem"] is None
 
@@ -135,7 +135,7 @@ def test_the_limits_of_a_number_format_stand_on_the_exponent_axis(client: TestCl
 def test_the_timeline_shows_the_asked_steps_and_says_how_many_there_are(client: TestClient) -> None:
     timeline = asked(client, "/api/run/first/timeline?first=1&last=2")
     assert (timeline["first_step"], timeline["last_step"]) == (0, 4)
-    assert timeline["kpis"][0]["last_steps"].tolist() == [1, 2]
+    assert timeline["metrics"][0]["last_steps"].tolist() == [1, 2]
 
 
 @pytest.mark.parametrize(
@@ -246,13 +246,13 @@ def test_names_travel_as_they_are(client: TestClient, project: Path) -> None:
     assert asked(client, "/api/run/odd%20%26%20%3Cb%3E/sites")["series"][0]["site"] == name
 
 
-def test_a_run_without_kpis_has_the_last_step_of_its_tensors(client: TestClient, project: Path) -> None:
+def test_a_run_without_metrics_has_the_last_step_of_its_tensors(client: TestClient, project: Path) -> None:
     writing = Writing(project / "bare")
     for step in (10, 20, 30):
         writing.tensor(step, writing.series)
     writing.sink.close()
     entry = next(run for run in asked(client, "/api/runs")["runs"] if run["name"] == "bare")
-    assert (entry["last_step"], entry["kpis"]) == (30, [])
+    assert (entry["last_step"], entry["metrics"]) == (30, [])
     timeline = asked(client, "/api/run/bare/timeline")
     assert (timeline["first_step"], timeline["last_step"]) == (10, 30)
 
@@ -260,11 +260,13 @@ def test_a_run_without_kpis_has_the_last_step_of_its_tensors(client: TestClient,
 def test_a_loss_that_is_no_number_travels_as_it_is(client: TestClient, project: Path) -> None:
     writing = Writing(project / "broken")
     for step, value in enumerate((1.0, np.nan, np.inf)):
-        writing.kpi(step, value)
+        writing.metric(step, value)
     writing.sink.close()
     entry = next(run for run in asked(client, "/api/runs")["runs"] if run["name"] == "broken")
-    assert entry["kpi_values"].tolist() == [np.inf]
-    np.testing.assert_array_equal(asked(client, "/api/run/broken/timeline")["kpis"][0]["last"], [1.0, np.nan, np.inf])
+    assert entry["metric_values"].tolist() == [np.inf]
+    np.testing.assert_array_equal(
+        asked(client, "/api/run/broken/timeline")["metrics"][0]["last"], [1.0, np.nan, np.inf]
+    )
 
 
 def test_of_too_many_events_the_newest_are_sent(client: TestClient, project: Path) -> None:

@@ -205,8 +205,8 @@ def test_samples_are_those_of_the_first_rank_and_come_from_statistics_where_no_v
     assert len(alone["x"]) == 0
 
 
-def test_kpis_have_a_curve_for_each_run_and_type_and_stand_in_groups(client: TestClient) -> None:
-    view = asked(client, "/api/kpis?run=a&run=b")
+def test_metrics_have_a_curve_for_each_run_and_type_and_stand_in_groups(client: TestClient) -> None:
+    view = asked(client, "/api/metrics?run=a&run=b")
     assert [(chart["group"], chart["name"]) for chart in view["charts"]] == [
         ("", "loss"),
         ("accuracy", "far"),
@@ -218,8 +218,8 @@ def test_kpis_have_a_curve_for_each_run_and_type_and_stand_in_groups(client: Tes
     assert (view["first_step"], view["last_step"]) == (0, 50)
 
 
-def test_thinned_kpis_keep_every_outlier_and_both_ends(client: TestClient) -> None:
-    view = asked(client, "/api/kpis?run=a&width=2")["charts"][0]["curves"][0]["view"]
+def test_thinned_metrics_keep_every_outlier_and_both_ends(client: TestClient) -> None:
+    view = asked(client, "/api/metrics?run=a&width=2")["charts"][0]["curves"][0]["view"]
     assert view["thinned"]
     assert view["high"].max() == 1.0
     assert view["last_steps"][-1] == 40

@@ -149,7 +149,7 @@ def test_the_search_finds_labels_and_modules_by_words(traced: TestClient) -> Non
     assert get(traced, "operations", trace="000001", search="nothing")["operations"] == []
 
 
-def test_numbers_colour_every_part_that_took_time(traced: TestClient) -> None:
+def test_numbers_color_every_part_that_took_time(traced: TestClient) -> None:
     found = get(traced, "trace-numbers", trace="000001", field="elapsed_s")
     assert len(found["parts"]) == len(found["values"]) > 3
     assert (found["values"] > 0).any()

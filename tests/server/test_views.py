@@ -30,7 +30,7 @@ def broken(project: Path) -> Path:
     writing = Writing(project / "broken")
     for step in range(12):
         writing.tensor(step, writing.series)
-        writing.kpi(step, 1.0 if step < 9 else float("nan"))
+        writing.metric(step, 1.0 if step < 9 else float("nan"))
     writing.sink.close()
     return project / "broken"
 
@@ -42,11 +42,11 @@ def test_a_heat_map_holds_the_statistic_of_every_step(client: TestClient) -> Non
     np.testing.assert_allclose(view["cells"], expected, rtol=1e-6)
 
 
-def test_of_several_steps_one_is_shown_but_kpis_are_whole(client: TestClient) -> None:
+def test_of_several_steps_one_is_shown_but_metrics_are_whole(client: TestClient) -> None:
     for path in (f"heatmap?{HEAT}", "histogram?series=0&axis=linear", "scalar?series=0&stat=rms"):
         view = asked(client, f"/api/run/first/{path}&every=2")
         assert view["last_steps"].tolist() == [0, 2, 4]
-    assert asked(client, "/api/run/first/timeline?every=2")["kpis"][0]["last_steps"].tolist() == [0, 1, 2, 3, 4]
+    assert asked(client, "/api/run/first/timeline?every=2")["metrics"][0]["last_steps"].tolist() == [0, 1, 2, 3, 4]
     curves = asked(client, f"/api/compare/curves?run=first&run=group/second&{TENSOR}&stat=rms&every=2")
     assert [run["view"]["last_steps"].tolist() for run in curves["tensor"]["runs"]] == [[0, 2, 4], [0, 2]]
     difference = f"/api/compare/difference?run=first&run=group/second&{HEAT}&how=difference&every=2"
@@ -124,7 +124,7 @@ def test_curves_of_several_runs_come_together_and_say_what_is_missing(client: Te
     query = f"run=first&run=group/second&run=other&run=nowhere&{TENSOR}&stat=mean"
     view = asked(client, f"/api/compare/curves?{query}")
     assert (view["first_step"], view["last_step"]) == (0, 4)
-    (loss,) = view["kpis"]
+    (loss,) = view["metrics"]
     assert [curve["run"] for curve in loss["runs"]] == ["first", "group/second", "other", "nowhere"]
     assert [len(curve["view"]["last"]) for curve in loss["runs"][:3]] == [5, 3, 5]
     assert loss["runs"][3]["view"] is None

@@ -29,9 +29,9 @@ def test_a_record_comes_back_with_every_number_and_name() -> None:
     plain = wire.decode(wire.encode(messages.Timeline("run", 0, None, (view,), ())))
     assert plain["run"] == "run"
     assert plain["last_step"] is None
-    assert plain["kpis"][0]["name"] == 'lo"ss </script>é'
-    np.testing.assert_array_equal(plain["kpis"][0]["last"], [1.5, np.nan, -np.inf])
-    assert plain["kpis"][0]["not_finite"].tolist() == [0, 1, 1]
+    assert plain["metrics"][0]["name"] == 'lo"ss </script>é'
+    np.testing.assert_array_equal(plain["metrics"][0]["last"], [1.5, np.nan, -np.inf])
+    assert plain["metrics"][0]["not_finite"].tolist() == [0, 1, 1]
 
 
 @pytest.mark.parametrize("name", ["", "a", "ab", "abcdefg", "ä" * 5])

@@ -33,7 +33,7 @@ def statistic(name: str, values: Floats) -> float:
     return float(derive.statistic(name, lambda column: moments[:, spec.COLUMN[column]])[0])
 
 
-def standardised(power: int) -> Callable[[Floats], float]:
+def standardized(power: int) -> Callable[[Floats], float]:
     return lambda x: float(np.mean((x - x.mean()) ** power) / x.std() ** power)
 
 
@@ -46,8 +46,8 @@ def standardised(power: int) -> Callable[[Floats], float]:
         ("std", np.std),
         ("rms", lambda x: np.sqrt(np.square(x).mean())),
         ("norm", np.linalg.norm),
-        ("skew", standardised(3)),
-        ("kurtosis", standardised(4)),
+        ("skew", standardized(3)),
+        ("kurtosis", standardized(4)),
         ("min", np.min),
         ("max", np.max),
         ("abs_min", lambda x: np.abs(x[x != 0]).min()),
@@ -88,11 +88,11 @@ def test_an_unknown_statistic_is_named_with_those_there_are() -> None:
 @pytest.mark.parametrize("stat", ["std", "skew", "kurtosis"])
 def test_a_central_moment_of_a_narrow_distribution_is_near_the_truth_or_unknown(stat: str, width: float) -> None:
     values = 1.0 + width * np.random.default_rng(0).exponential(size=5000).astype(np.float32).astype(np.float64)
-    centred = values - values.mean()
+    centerd = values - values.mean()
     truth = {
         "std": values.std(),
-        "skew": np.mean(centred**3) / values.std() ** 3,
-        "kurtosis": np.mean(centred**4) / values.std() ** 4,
+        "skew": np.mean(centerd**3) / values.std() ** 3,
+        "kurtosis": np.mean(centerd**4) / values.std() ** 4,
     }[stat]
     moments = reference.summarize(values, 2.0**-126).moments
     got = derive.statistic(stat, lambda name: moments[[spec.COLUMN[name]]])[0]

@@ -92,7 +92,7 @@ def test_a_block_of_zeros_beside_one_of_subnormals_is_counted(arena: kernel.Aren
 
 @given(values=st.lists(st.floats(width=32), max_size=20))
 @settings(max_examples=200, deadline=None)
-def test_any_handful_of_float32_is_summarised_right(arena: kernel.Arena, values: list[float]) -> None:
+def test_any_handful_of_float32_is_summarized_right(arena: kernel.Arena, values: list[float]) -> None:
     stored = np.array(values, np.float32)
     assert_same_summary(summary_by(arena, stored, "float32"), expected(stored, "float32"), stored.astype(np.float64))
 

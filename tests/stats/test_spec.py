@@ -41,7 +41,7 @@ def test_codes_sort_as_the_values_do(values: list[float]) -> None:
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "int32"])
 @given(data=st.data())
 @settings(max_examples=60, deadline=None)
-def test_merging_equals_summarising_the_concatenation(dtype: str, data: st.DataObject) -> None:
+def test_merging_equals_summarizing_the_concatenation(dtype: str, data: st.DataObject) -> None:
     parts = [data.draw(arrays(dtype)) for _ in range(data.draw(st.integers(1, 3)))]
     together = np.concatenate(parts)
     merged, whole = spec.merge(*(expected(part, dtype) for part in parts)), expected(together, dtype)
@@ -77,9 +77,9 @@ def test_counts_cannot_be_unfolded() -> None:
         spec.fold(spec.count_codes(spec.code_of(np.ones(1), 3), 3), 4)
 
 
-@pytest.mark.parametrize("centre", [1.0, 100.0, -3e30, 1e-300])
-def test_a_narrow_distribution_far_from_zero_is_counted_finely(centre: float) -> None:
-    values = centre * (1 + 0.05 * np.random.default_rng(0).standard_normal(10_000))
+@pytest.mark.parametrize("center", [1.0, 100.0, -3e30, 1e-300])
+def test_a_narrow_distribution_far_from_zero_is_counted_finely(center: float) -> None:
+    values = center * (1 + 0.05 * np.random.default_rng(0).standard_normal(10_000))
     bits = summary(values).bits
     assert bits.m == spec.FINEST_M
     assert len(bits.codes) > 100

@@ -129,7 +129,7 @@ def test_a_nested_tensor_has_the_summary_of_its_parts() -> None:
         assert_summary_of(view, values, spec.SMALLEST_NORMAL["float32"])
 
 
-def test_a_complex_tensor_is_summarised_by_its_magnitude() -> None:
+def test_a_complex_tensor_is_summarized_by_its_magnitude() -> None:
     tensor = torch.complex(CUBE, CUBE.flip(0)).requires_grad_()
     for given in (tensor, tensor.conj(), tensor.T if tensor.ndim == 2 else tensor.transpose(0, 1)):
         assert_summary_of(given, given.detach().abs().double().numpy(), spec.SMALLEST_NORMAL["float32"])

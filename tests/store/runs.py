@@ -22,8 +22,8 @@ from layerscope.records import (
     Floats,
     Ids,
     Kind,
-    Kpi,
     Link,
+    Metric,
     Mode,
     NamedNode,
     Part,
@@ -100,13 +100,13 @@ def cost_at(step: int) -> Cost:
 
 
 def put_steps(sink: FolderSink, steps: Sequence[int], width: int = 3, salt: float = 0.0) -> list[int]:
-    """Puts some steps of the first `width` series, with own statistics, KPI and cost; gives the series numbers."""
+    """Puts some steps of the first `width` series, with own statistics, metric and cost; gives the series numbers."""
     ids = [sink.series_id(series_at(place)) for place in range(width)]
     for step in steps:
         sink.put(summaries(step, ids, salt=salt))
         sink.put(extras(step, ids[:2]))
         sink.put(cost_at(step))
-        sink.put(Kpi(step, "loss", 1.0 / (step + 1), 100.0 + step))
+        sink.put(Metric(step, "loss", 1.0 / (step + 1), 100.0 + step))
     return ids
 
 
@@ -188,7 +188,7 @@ def check_numbers(reader: Reader) -> list[tuple[int, int, int, int]]:
     assert len(keys_of(bits)) == len(set(keys_of(bits)))
     for (_, _, step, series), counts in zip(keys_of(bits), bits["counts"].to_pylist(), strict=True):
         assert counts == bits_at(series, step)
-    for row in reader.kpis(history=True).to_pylist():
+    for row in reader.metrics(history=True).to_pylist():
         assert row["value"] == 1.0 / (row["step"] + 1)
         assert row["time_s"] == 100.0 + row["step"]
     found_extras = reader.extras(history=True).to_pylist()

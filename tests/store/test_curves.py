@@ -34,11 +34,11 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("make", [dict, pa.table, pl.DataFrame, pd.DataFrame, indexed])
-def test_a_table_of_any_library_becomes_kpis_beside_those_that_were_recorded(make: Any, folder: Path) -> None:
+def test_a_table_of_any_library_becomes_metrics_beside_those_that_were_recorded(make: Any, folder: Path) -> None:
     run = ls.open(folder)
-    before, stats = run.kpis().arrow(), run.stats().pandas()
+    before, stats = run.metrics().arrow(), run.stats().pandas()
     assert run.add_curves(make(COLUMNS)) == ["val_loss", "lr"]
-    after = run.kpis().arrow().to_pydict()
+    after = run.metrics().arrow().to_pydict()
     assert after["step"] == [0, 1, 2, 3, 4]
     assert after["loss"] == before["loss"].to_pylist()
     assert after["time_s"] == before["time_s"].to_pylist()
@@ -52,8 +52,8 @@ def test_a_curve_added_again_counts_and_the_first_one_stays_in_the_history(folde
     run = ls.open(folder)
     run.add_curves({"step": [1], "loss": [math.nan]})
     run.add_curves({"epoch": [1.0], "loss": [7.0]}, step="epoch")
-    assert run.kpis().arrow()["loss"].to_pylist() == [1.0, 7.0, 1 / 3, 0.25, 0.2]
-    history = run.reader.kpis(history=True)
+    assert run.metrics().arrow()["loss"].to_pylist() == [1.0, 7.0, 1 / 3, 0.25, 0.2]
+    history = run.reader.metrics(history=True)
     values = [row["value"] for row in history.to_pylist() if (row["step"], row["name"]) == (1, "loss")]
     assert values[0] == 0.5
     assert math.isnan(values[1])
@@ -66,7 +66,7 @@ def test_a_killed_run_is_not_taken_for_a_finished_one_when_curves_are_added(fold
     assert run.status() == "stopped"
     run.add_curves(COLUMNS)
     assert run.status() == "stopped"
-    assert run.kpis().arrow()["lr"].to_pylist() == [1.0, None, 2.0, None, 3.0]
+    assert run.metrics().arrow()["lr"].to_pylist() == [1.0, None, 2.0, None, 3.0]
 
 
 @pytest.mark.parametrize(
@@ -86,10 +86,10 @@ def test_a_table_that_does_not_fit_is_refused_by_the_name_of_its_column(
     curves: object, told: str, folder: Path
 ) -> None:
     run = ls.open(folder)
-    before = run.kpis().arrow()
+    before = run.metrics().arrow()
     with pytest.raises(SelectError, match=told):
         run.add_curves(curves)
-    assert run.kpis().arrow().equals(before)
+    assert run.metrics().arrow().equals(before)
 
 
 def test_a_run_that_is_being_recorded_is_left_alone(folder: Path) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from layerscope.records import Event, Extras, Kpi, Values
+from layerscope.records import Event, Extras, Metric, Values
 from layerscope.store import compact as compaction
 from layerscope.store import parts
 from layerscope.store.compact import compact
@@ -66,7 +66,7 @@ def test_the_last_step_is_known_without_reading_rows_of_a_part(run: Path, monkey
     "record",
     [
         Extras(7, np.array([0], np.int32), ("own",), np.array([1.0])),
-        Kpi(7, "loss", 1.0, 1.0),
+        Metric(7, "loss", 1.0, 1.0),
         Event(7, "note", "the last", 1.0),
         Values.one(7, 0, NO_SAMPLES, np.zeros(2)),
         cost_at(7),
@@ -87,7 +87,7 @@ def test_the_last_step_counts_every_kind_of_record(tmp_path: Path, record: Extra
 def test_the_last_step_of_a_part_without_statistics_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parts, "_options", lambda table: {"write_statistics": False, "use_dictionary": False})
     sink = FolderSink(create(tmp_path / "run"))
-    sink.put(Kpi(12, "loss", 1.0, 1.0))
+    sink.put(Metric(12, "loss", 1.0, 1.0))
     sink.close()
     assert Reader(tmp_path / "run").last_step == 12
 

@@ -127,12 +127,12 @@ def test_a_newer_version_is_refused_by_name(tmp_path: Path) -> None:
 
 
 def framed_segment(folder: Path, schema: pa.Schema, *batches: pa.RecordBatch, **about: str) -> None:
-    """The first segment of the KPIs, as another program might write it."""
-    said = {"format": "layerscope-segment", "version": "1", "run": read_manifest(folder).id, "table": "kpis"}
+    """The first segment of the metrics, as another program might write it."""
+    said = {"format": "layerscope-segment", "version": "1", "run": read_manifest(folder).id, "table": "metrics"}
     said |= {"rank": "0", "session": "1", "number": "1", "before": "0"}
     payloads = [schema.with_metadata({**said, **about}).serialize(), *(batch.serialize() for batch in batches)]
     content = b"".join(framed(memoryview(payload)) + payload.to_pybytes() for payload in payloads)
-    (folder / "segments/kpis/r0-s1-000001.arrow").write_bytes(content)
+    (folder / "segments/metrics/r0-s1-000001.arrow").write_bytes(content)
 
 
 def test_a_segment_of_a_newer_version_is_left_out_and_named(tmp_path: Path) -> None:
@@ -140,7 +140,7 @@ def test_a_segment_of_a_newer_version_is_left_out_and_named(tmp_path: Path) -> N
     schema = pa.schema([("step", pa.int64())])
     framed_segment(folder, schema, pa.record_batch([[1]], schema=schema), version="9")
     reader = Reader(folder)
-    assert reader.kpis().num_rows == 0
+    assert reader.metrics().num_rows == 0
     (problem,) = reader.damage()
     assert "format version 9" in problem
 
@@ -153,7 +153,7 @@ def test_columns_tables_and_keys_of_a_later_writer_are_ignored_and_missing_ones_
     forge(folder / "run.json", new_key=[1])
     reader = Reader(folder)
     row = {"rank": 0, "session": 1, "step": 1, "name": "loss", "value": None, "time_s": None, "type": "step"}
-    assert reader.kpis().to_pylist() == [row]
+    assert reader.metrics().to_pylist() == [row]
     assert reader.damage() == []
 
 
@@ -161,7 +161,7 @@ def test_columns_tables_and_keys_of_a_later_writer_are_ignored_and_missing_ones_
 def test_names_that_lead_out_of_the_folder_are_refused(tmp_path: Path, file: str) -> None:
     folder = made(tmp_path / "run")
     tables = json.loads((folder / "live.json").read_bytes())["tables"]
-    tables["kpis"]["parts"] = [{"file": file, "rows": 1, "bytes": 1, "footer": "0" * 16, "chunks": "", "groups": ""}]
+    tables["metrics"]["parts"] = [{"file": file, "rows": 1, "bytes": 1, "footer": "0" * 16, "chunks": "", "groups": ""}]
     forge(folder / "live.json", tables=tables)
     with pytest.raises(FormatError, match=r"live.json is damaged: it names files"):
         Reader(folder)
@@ -174,13 +174,13 @@ def test_links_are_not_followed(tmp_path: Path) -> None:
     sink.close()
     for path in (other / "segments").rglob("*.arrow"):
         (folder / path.relative_to(other)).symlink_to(path)
-    assert Reader(folder).kpis().num_rows == 0
+    assert Reader(folder).metrics().num_rows == 0
     compact(other)
-    (folder / "tables/kpis/000001-0.parquet").symlink_to(other / "tables/kpis/000001-0.parquet")
+    (folder / "tables/metrics/000001-0.parquet").symlink_to(other / "tables/metrics/000001-0.parquet")
     forge(folder / "live.json", tables=json.loads((other / "live.json").read_bytes())["tables"])
     reader = Reader(folder)
-    assert reader.kpis().num_rows == 0
-    assert "kpis/000001-0.parquet is damaged: it is a link" in reader.damage()[0]
+    assert reader.metrics().num_rows == 0
+    assert "metrics/000001-0.parquet is damaged: it is a link" in reader.damage()[0]
 
 
 def test_a_missing_part_is_left_out_and_named(tmp_path: Path) -> None:
@@ -189,7 +189,7 @@ def test_a_missing_part_is_left_out_and_named(tmp_path: Path) -> None:
     sink.close()
     (tmp_path / "run/tables/moments/000001-0.parquet").unlink()
     reader = Reader(tmp_path / "run")
-    assert (reader.moments().num_rows, reader.kpis().num_rows) == (0, 1)
+    assert (reader.moments().num_rows, reader.metrics().num_rows) == (0, 1)
     assert ["moments/000001-0.parquet is missing, and its 3 rows" in problem for problem in reader.damage()] == [True]
 
 

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 from layerscope.errors import FormatError
-from layerscope.records import SAMPLE_STATISTICS, Kpi, Link, NamedNode, Part, SampleStats, StepInfo, Values
+from layerscope.records import SAMPLE_STATISTICS, Link, Metric, NamedNode, Part, SampleStats, StepInfo, Values
 from layerscope.store import compact as compaction
 from layerscope.store import format as layout
 from layerscope.store import parts
@@ -89,38 +89,38 @@ def test_a_value_of_a_type_that_has_no_place_is_told_and_the_others_are_kept(tmp
     assert "2 values were not kept, the first of series 0 at step 1" in reader.events()["text"][0].as_py()
 
 
-def test_steps_statistics_of_samples_and_types_of_kpis_come_back_as_they_were(tmp_path: Path) -> None:
+def test_steps_statistics_of_samples_and_types_of_metrics_come_back_as_they_were(tmp_path: Path) -> None:
     sink = FolderSink(create(tmp_path / "run"))
     number = sink.series_id(series_at(0))
     numbers = np.random.default_rng(0).normal(size=(2, len(SAMPLE_STATISTICS)))
     info = StepInfo(3, 'ü "05"', 20, 8, (-1, 2**48 - 1), (0, 3), ("a", "ß"), ("", "loss_a"), "my words")
     sink.put(SampleStats(3, number, SAMPLES, numbers))
     sink.put(info)
-    sink.put(Kpi(3, "loss", 0.5, 1.0, info.type))
+    sink.put(Metric(3, "loss", 0.5, 1.0, info.type))
     sink.close()
     reader = Reader(tmp_path / "run")
     (row,) = reader.steps().to_pylist()
     lists = {name: tuple(json.loads(row[name])) for name in ("graphs", "samples", "categories", "losses")}
     assert StepInfo(**{**{name: row[name] for name in StepInfo.__slots__}, **lists}) == info
     np.testing.assert_array_equal(numbers_of(reader.sample_stats())[0], numbers)
-    assert reader.kpis()["type"].to_pylist() == [info.type]
+    assert reader.metrics()["type"].to_pylist() == [info.type]
 
 
-def test_kpis_of_a_writer_that_knew_no_types_are_of_the_plain_type(
+def test_metrics_of_a_writer_that_knew_no_types_are_of_the_plain_type(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as older:
-        schema = layout.SEGMENT_SCHEMA["kpis"]
-        older.setitem(layout.SEGMENT_SCHEMA, "kpis", schema.remove(schema.get_field_index("type")))
+        schema = layout.SEGMENT_SCHEMA["metrics"]
+        older.setitem(layout.SEGMENT_SCHEMA, "metrics", schema.remove(schema.get_field_index("type")))
         sink = FolderSink(create(tmp_path / "run"), compact=False)
-        sink.put(Kpi(1, "loss", 0.5, 1.0))
+        sink.put(Metric(1, "loss", 0.5, 1.0))
         sink.close()
     sink = FolderSink(create(tmp_path / "run", resume=True), compact=False)
-    sink.put(Kpi(2, "loss", 0.5, 1.0, "long"))
+    sink.put(Metric(2, "loss", 0.5, 1.0, "long"))
     sink.close()
-    assert Reader(tmp_path / "run").kpis()["type"].to_pylist() == ["step", "long"]
+    assert Reader(tmp_path / "run").metrics()["type"].to_pylist() == ["step", "long"]
     compact(tmp_path / "run")
-    assert Reader(tmp_path / "run").kpis()["type"].to_pylist() == ["step", "long"]
+    assert Reader(tmp_path / "run").metrics()["type"].to_pylist() == ["step", "long"]
 
 
 def test_equal_dependency_graphs_have_one_number_also_after_a_resume_and_different_ones_have_not(

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 from layerscope.errors import FormatError, SelectError
-from layerscope.records import Kpi
+from layerscope.records import Metric
 from layerscope.stats import buckets, spec
 from layerscope.store import parts
 from layerscope.store.compact import compact
@@ -32,8 +32,8 @@ def run(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     ids = put_steps(sink, [], width=6)
     for step in range(10):
         sink.put(summaries(step, ids, alias=[-1, -1, 1, -1, -1, 4]))
-        sink.put(Kpi(step, "loss", 1.0 / (step + 1), 100.0 + step))
-        sink.put(Kpi(step, "accuracy", step / 10, 100.0 + step))
+        sink.put(Metric(step, "loss", 1.0 / (step + 1), 100.0 + step))
+        sink.put(Metric(step, "accuracy", step / 10, 100.0 + step))
         if step % 4 == 0:
             sink.flush()
         if step == 5 and request.param == "both":
@@ -126,8 +126,8 @@ def test_encoded_bits_are_what_the_decoder_takes(run: Path) -> None:
         assert decoded.counts[decoded.row == place].tolist() == [step + 1, series + 1, 200]
 
 
-def test_kpis_come_by_name_and_step(run: Path) -> None:
-    table = Reader(run).kpis()
+def test_metrics_come_by_name_and_step(run: Path) -> None:
+    table = Reader(run).metrics()
     assert table["name"].to_pylist() == ["accuracy"] * 10 + ["loss"] * 10
     assert table["step"].to_pylist() == [*range(10), *range(10)]
     assert table["value"].to_pylist()[:10] == [step / 10 for step in range(10)]
@@ -149,8 +149,8 @@ def test_later_sessions_win_and_history_keeps_both(tmp_path: Path) -> None:
         assert table["sum"].to_pylist() == salted.tolist()
         assert reader.bits()["session"].to_pylist() == table["session"].to_pylist()
         assert reader.moments(history=True).num_rows == reader.bits(history=True).num_rows == 20
-        assert reader.kpis()["session"].to_pylist() == [1, 1, 1, 2, 2, 2, 2, 2]
-        assert reader.kpis(history=True).num_rows == 10
+        assert reader.metrics()["session"].to_pylist() == [1, 1, 1, 2, 2, 2, 2, 2]
+        assert reader.metrics(history=True).num_rows == 10
         compact(folder)
 
 
@@ -233,7 +233,7 @@ def test_reading_and_recording_load_no_pandas() -> None:
     code = (
         "import sys, tempfile; from tests.store.test_reader import *\n"
         "sink = FolderSink(create(tempfile.mkdtemp())); put_steps(sink, range(3)); sink.close()\n"
-        "reader = Reader(sink.run.path); reader.moments(); reader.bits([1]); reader.kpis(); reader.series()\n"
+        "reader = Reader(sink.run.path); reader.moments(); reader.bits([1]); reader.metrics(); reader.series()\n"
         "sys.exit('pandas' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0

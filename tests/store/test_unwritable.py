@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from layerscope.errors import LayerscopeWarning
-from layerscope.records import CallNode, Event, Graph, Kpi, ModuleNode, NamedNode, Part, Series, StepInfo
+from layerscope.records import CallNode, Event, Graph, Metric, ModuleNode, NamedNode, Part, Series, StepInfo
 from layerscope.store.folder import create
 from layerscope.store.reader import Reader
 from layerscope.store.writer import FolderSink
@@ -31,24 +31,24 @@ def bad_records() -> dict[str, Any]:
     """Tables that only hold what is put, each with a record that it cannot hold."""
     call = CallNode("site", "path", "", (("input.0", (2, not_plain())),), ())
     return {
-        "kpis": Kpi(3, not_plain(), 1.0, 0.0),
+        "metrics": Metric(3, not_plain(), 1.0, 0.0),
         "events": Event(3, "note", not_plain(), 0.0),
         "graph": Graph((ModuleNode("bad", "Bad", 0, ""),), (call,)),
         "steps": StepInfo(3, "step", 1, 1, (not_plain(),), (), (), (), "schedule"),
     }
 
 
-@pytest.mark.parametrize("table", ["kpis", "events", "graph", "steps"])
+@pytest.mark.parametrize("table", ["metrics", "events", "graph", "steps"])
 def test_a_record_that_cannot_be_stored_is_dropped_counted_and_named(tmp_path: Path, table: str) -> None:
     sink = FolderSink(create(tmp_path / "run"))
     good = Graph((ModuleNode("good", "Good", 1, ""),))
     put_steps(sink, range(3), width=4)
     sink.put(good, bad_records()[table], Graph((ModuleNode("later", "Good", 1, ""),)))
-    sink.put(*(Kpi(step, "loss", float(step), 0.0) for step in range(3, 9)))
+    sink.put(*(Metric(step, "loss", float(step), 0.0) for step in range(3, 9)))
     with pytest.warns(LayerscopeWarning, match=f"cannot be stored: a record of {table}.*Everything else"):
         sink.close()
     reader = Reader(tmp_path / "run")
-    assert reader.kpis().filter(reader.kpis()["name"].to_numpy(zero_copy_only=False) == "loss")[
+    assert reader.metrics().filter(reader.metrics()["name"].to_numpy(zero_copy_only=False) == "loss")[
         "step"
     ].to_pylist() == list(range(9))
     assert len(reader.moments()) == 12
@@ -66,13 +66,13 @@ def test_a_record_that_cannot_be_stored_is_dropped_counted_and_named(tmp_path: P
 def test_many_records_that_cannot_be_stored_are_told_once_and_counted_all(tmp_path: Path) -> None:
     sink = FolderSink(create(tmp_path / "run"))
     for step in range(100):
-        sink.put(Kpi(step, "loss", 1.0, 0.0), Kpi(step, not_plain(), 2.0, 0.0))
+        sink.put(Metric(step, "loss", 1.0, 0.0), Metric(step, not_plain(), 2.0, 0.0))
     with pytest.warns(LayerscopeWarning, match="cannot be stored"):
         sink.close()
     reader = Reader(tmp_path / "run")
-    assert reader.kpis()["step"].to_pylist() == list(range(100))
+    assert reader.metrics()["step"].to_pylist() == list(range(100))
     assert len([level for level in reader.events()["level"].to_pylist() if level == "drop"]) == 1
-    assert sink.dropped["kpis"] == 100
+    assert sink.dropped["metrics"] == 100
 
 
 def test_a_series_that_cannot_be_stored_costs_only_its_own_rows(tmp_path: Path) -> None:
@@ -80,14 +80,14 @@ def test_a_series_that_cannot_be_stored_costs_only_its_own_rows(tmp_path: Path) 
     good = series_at(0)
     bad = Series("bad", good.port, good.kind, good.mode, good.reading, good.dtype, (2, not_plain()))
     numbers = [sink.series_id(good), sink.series_id(bad)]
-    sink.put(summaries(0, numbers), Kpi(0, "loss", 1.0, 0.0))
+    sink.put(summaries(0, numbers), Metric(0, "loss", 1.0, 0.0))
     with pytest.warns(LayerscopeWarning, match="a record of series output of 'bad'"):
         sink.close()
     reader = Reader(tmp_path / "run")
     assert reader.series()["site"].to_pylist() == [good.site]
     assert reader.moments()["series"].to_pylist() == numbers[:1]
     assert reader.problems["rows of unknown series"] == 1
-    assert len(reader.kpis()) == 1
+    assert len(reader.metrics()) == 1
 
 
 def test_lone_surrogates_are_stored_as_escapes_that_keep_names_apart(tmp_path: Path) -> None:
@@ -95,14 +95,14 @@ def test_lone_surrogates_are_stored_as_escapes_that_keep_names_apart(tmp_path: P
     like = series_at(0)
     series = Series(LONE, LONE, like.kind, like.mode, like.reading, like.dtype, ())
     sink.put(summaries(0, [sink.series_id(series)]))
-    sink.put(Kpi(0, LONE, 1.0, 0.0), Kpi(0, "a\udc81b", 2.0, 0.0), Event(0, "note", LONE, 0.0))
+    sink.put(Metric(0, LONE, 1.0, 0.0), Metric(0, "a\udc81b", 2.0, 0.0), Event(0, "note", LONE, 0.0))
     sink.put(Graph((ModuleNode(LONE, "é", 0, LONE),)))
     number = sink.dependencies_id((NamedNode(LONE, Part.INTERMEDIATE, ()),), ())
     sink.put(StepInfo(0, LONE, 1, 1, (number,), (), (LONE,), (LONE,), "schedule"))
     sink.close()
     reader = Reader(tmp_path / "run")
     assert reader.series()["site"].to_pylist() == reader.series()["port"].to_pylist() == [ESCAPED]
-    assert reader.kpis()["name"].to_pylist() == [ESCAPED, "a\\udc81b"]
+    assert reader.metrics()["name"].to_pylist() == [ESCAPED, "a\\udc81b"]
     assert reader.events()["text"].to_pylist() == [ESCAPED]
     assert reader.graph() == Graph((ModuleNode(ESCAPED, "é", 0, ESCAPED),))
     assert [node.name for node in reader.dependencies()[0].nodes] == [ESCAPED]

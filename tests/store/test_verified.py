@@ -85,7 +85,7 @@ def test_a_flipped_bit_anywhere_in_a_segment_costs_its_batch_and_no_other(tmp_pa
         assert ["r0-s2-000001.arrow is damaged" in problem for problem in reader.damage()] == [True]
 
 
-@pytest.mark.parametrize("table", ["kpis", "series", "extras", "values", "steps", "dependencies"])
+@pytest.mark.parametrize("table", ["metrics", "series", "extras", "values", "steps", "dependencies"])
 def test_flipped_bits_in_segments_end_no_process(tmp_path: Path, table: str) -> None:
     run = recorded(tmp_path / "run")
     path = run / f"segments/{table}/r0-s1-000001.arrow"
@@ -215,7 +215,7 @@ def test_only_what_live_json_lists_with_its_checksum_is_removed(tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
-    "file", ["run.json", "live.json", "graph.json", "sessions/r0-s2.json", "segments/kpis/r0-s1-000001.arrow"]
+    "file", ["run.json", "live.json", "graph.json", "sessions/r0-s2.json", "segments/metrics/r0-s1-000001.arrow"]
 )
 @pytest.mark.parametrize("kind", ["link", "pipe"])
 def test_links_and_pipes_are_neither_read_nor_waited_for(tmp_path: Path, file: str, kind: str) -> None:
@@ -228,7 +228,7 @@ from layerscope.errors import LayerscopeError
 from layerscope.recorded import Run
 try:
     run = Run(sys.argv[1])
-    run.kpis(); run.status(); run.graph()
+    run.metrics(); run.status(); run.graph()
     sys.exit(0 if run.problems else 1)
 except LayerscopeError as error:
     sys.exit(0 if "link" in str(error) else 1)
@@ -241,7 +241,7 @@ except LayerscopeError as error:
 
 def test_forged_batches_with_right_checksums_are_validated(tmp_path: Path) -> None:
     run = recorded(tmp_path / "run")
-    path = run / "segments/kpis/r0-s1-000001.arrow"
+    path = run / "segments/metrics/r0-s1-000001.arrow"
     content, chance = path.read_bytes(), random.Random(1)
     starts = [*frames_of(content), len(content)]
     for _ in range(300):
@@ -249,7 +249,7 @@ def test_forged_batches_with_right_checksums_are_validated(tmp_path: Path) -> No
         changed = payloads[chance.randrange(1, len(payloads))]
         changed[chance.randrange(len(changed))] ^= 1 << chance.randrange(8)
         path.write_bytes(b"".join(framed(memoryview(each)) + each for each in payloads))
-        Reader(run).kpis()  # whatever it says: it ends neither this process nor in a traceback
+        Reader(run).metrics()  # whatever it says: it ends neither this process nor in a traceback
 
 
 @pytest.mark.parametrize(
@@ -277,7 +277,7 @@ def test_forged_names_and_lists_with_right_checksums_are_told(
 
 def test_a_compressed_batch_is_not_decoded(tmp_path: Path) -> None:
     run = recorded(tmp_path / "run")
-    path = run / "segments/kpis/r0-s1-000001.arrow"
+    path = run / "segments/metrics/r0-s1-000001.arrow"
     content = path.read_bytes()
     head_end = frames_of(content)[1]
     schema = pa.ipc.read_schema(pa.py_buffer(content[FRAME.size : head_end]))
@@ -291,14 +291,14 @@ def test_a_compressed_batch_is_not_decoded(tmp_path: Path) -> None:
     message = pa.ipc.read_message(packed).serialize()
     path.write_bytes(content[:head_end] + framed(memoryview(message)) + message.to_pybytes())
     reader = Reader(run)
-    assert {row["step"] for row in reader.kpis().to_pylist()} == {3, 4, 5}
+    assert {row["step"] for row in reader.metrics().to_pylist()} == {3, 4, 5}
     assert "no plain record batch" in reader.damage()[0]
 
 
 @pytest.mark.parametrize(("bomb", "words"), [("rows", "claims 2000000 rows"), ("texts", "encoded in a way")])
 def test_a_part_that_would_take_much_memory_is_not_decoded(tmp_path: Path, bomb: str, words: str) -> None:
     run = recorded(tmp_path / "run", compacted=True)
-    part = run / "tables/kpis/000001-0.parquet"
+    part = run / "tables/metrics/000001-0.parquet"
     rows, text = (2_000_000, "x") if bomb == "rows" else (60_000, "x" * 100_000)
     names = pa.DictionaryArray.from_arrays(pa.array(np.zeros(rows, np.int32)), pa.array([text]))
     schema = pq.read_schema(part)
@@ -308,15 +308,15 @@ def test_a_part_that_would_take_much_memory_is_not_decoded(tmp_path: Path, bomb:
         if field.name != "type"
     ]
     kept = [field for field in schema if field.name != "type"]
-    about = {"format": "layerscope-part", "version": "1", "table": "kpis"}
+    about = {"format": "layerscope-part", "version": "1", "table": "metrics"}
     table = pa.table(columns, names=[field.name for field in kept]).replace_schema_metadata(about)
     with pq.ParquetWriter(part, table.schema, store_schema=False) as writer:
         writer.add_key_value_metadata(about)
         writer.write_table(table, row_group_size=rows)
     assert part.stat().st_size < 1 << 20
-    sign_part(run, "kpis", part.name, chunks(part.read_bytes()), rows)
+    sign_part(run, "metrics", part.name, chunks(part.read_bytes()), rows)
     reader = Reader(run)
-    assert {row["step"] for row in reader.kpis().to_pylist()} == {3, 4, 5}
+    assert {row["step"] for row in reader.metrics().to_pylist()} == {3, 4, 5}
     assert words in reader.damage()[0]
 
 

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from layerscope.errors import LayerscopeWarning
-from layerscope.records import Event, Graph, Kpi, ModuleNode, Values
+from layerscope.records import Event, Graph, Metric, ModuleNode, Values
 from layerscope.store import segments
 from layerscope.store.backlog import DROPPED_FIRST, Backlog, size_of
 from layerscope.store.folder import create
@@ -71,8 +71,8 @@ def test_closing_leaves_no_thread_no_lock_and_a_compacted_finished_run(tmp_path:
 def test_a_closed_sink_takes_nothing_and_does_not_complain(tmp_path: Path) -> None:
     sink = FolderSink(create(tmp_path / "run"))
     sink.close()
-    sink.put(Kpi(1, "loss", 1.0, 1.0))
-    assert Reader(tmp_path / "run").kpis().num_rows == 0
+    sink.put(Metric(1, "loss", 1.0, 1.0))
+    assert Reader(tmp_path / "run").metrics().num_rows == 0
 
 
 def test_segments_roll_by_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,7 +94,7 @@ def test_segments_roll_by_age(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         put_steps(sink, [step])
         assert sink.flush()
     sink.close()
-    assert len(list((tmp_path / "run/segments/kpis").iterdir())) == 3
+    assert len(list((tmp_path / "run/segments/metrics").iterdir())) == 3
 
 
 def steps_waiting(backlog: Backlog) -> dict[str, list[int]]:
@@ -105,12 +105,12 @@ def steps_waiting(backlog: Backlog) -> dict[str, list[int]]:
     return waiting
 
 
-def test_the_backlog_drops_values_then_bits_then_extras_then_moments_and_never_kpis_or_costs() -> None:
-    step, kpi, own, cost = summaries(0, range(50)), Kpi(0, "loss", 1.0, 0.0), extras(0, [1, 2]), cost_at(0)
+def test_the_backlog_drops_values_then_bits_then_extras_then_moments_and_never_metrics_or_costs() -> None:
+    step, metric, own, cost = summaries(0, range(50)), Metric(0, "loss", 1.0, 0.0), extras(0, [1, 2]), cost_at(0)
     moments, bits = size_of("moments", step), size_of("bits", step)
-    small = size_of("kpis", kpi) + size_of("costs", cost) + size_of("extras", own)
+    small = size_of("metrics", metric) + size_of("costs", cost) + size_of("extras", own)
     backlog = Backlog(small + 3 * moments + 2 * bits - 1)
-    backlog.add(kpi)
+    backlog.add(metric)
     backlog.add(cost)
     backlog.add(own)
     backlog.add(Values.one(0, 0, NO_SAMPLES, np.zeros(moments // 8 - 25)))
@@ -123,7 +123,7 @@ def test_the_backlog_drops_values_then_bits_then_extras_then_moments_and_never_k
     backlog.add(summaries(4, range(50)))
     assert steps_waiting(backlog) == {**NONE, "bits": [], "extras": [], "moments": [2, 3, 4]}
     left = backlog.take(0).items
-    assert (left["kpis"], left["costs"]) == ([kpi], [cost])
+    assert (left["metrics"], left["costs"]) == ([metric], [cost])
     assert backlog.dropped == {"values": 1, "sample_stats": 0, "bits": 200, "extras": 4, "moments": 50}
 
 
@@ -136,14 +136,14 @@ def test_the_oldest_of_a_table_is_dropped_first() -> None:
     assert (kept.dropped["values"].first_step, kept.dropped["values"].last_step) == (0, 2)
 
 
-def test_kpis_costs_and_events_are_kept_however_full_the_queue_is(tmp_path: Path) -> None:
+def test_metrics_costs_and_events_are_kept_however_full_the_queue_is(tmp_path: Path) -> None:
     sink = FolderSink(create(tmp_path / "run"), queue_bytes=1)
     put_steps(sink, range(20))
     sink.put(Event(1, "note", "kept", 1.0))
     sink.put(value(3))
     sink.close()
     reader = Reader(tmp_path / "run")
-    assert reader.kpis().num_rows == reader.costs().num_rows == 20
+    assert reader.metrics().num_rows == reader.costs().num_rows == 20
     assert reader.moments().num_rows == reader.extras().num_rows == 0
     assert sink.dropped == {"values": 1, "sample_stats": 0, "bits": 60, "extras": 80, "moments": 60}
     events = reader.events().to_pylist()
@@ -193,7 +193,7 @@ def test_a_dead_writer_thread_is_told_once_by_the_next_put(
         raise failure
 
     monkeypatch.setattr(sink._output, "write", die)
-    sink.put(Kpi(1, "loss", 1.0, 1.0))
+    sink.put(Metric(1, "loss", 1.0, 1.0))
     sink.flush()
     sink._thread.join()
     with pytest.warns(LayerscopeWarning, match=r"The thread that writes .*run.* Nothing more is recorded") as told:
@@ -229,17 +229,17 @@ def test_close_waits_for_what_is_queued(tmp_path: Path) -> None:
 def test_a_program_that_ends_without_closing_leaves_everything_it_recorded(tmp_path: Path) -> None:
     script = f"""
 import time
-from layerscope.records import Kpi
+from layerscope.records import Metric
 from layerscope.store.folder import create
 from layerscope.store.writer import FolderSink
 sink = FolderSink(create({str(tmp_path / "run")!r}))
 for step in range(1000):
-    sink.put(Kpi(step, "loss", 0.5, time.time()))
+    sink.put(Metric(step, "loss", 0.5, time.time()))
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     reader = Reader(tmp_path / "run")
-    assert reader.kpis().num_rows == 1000
+    assert reader.metrics().num_rows == 1000
     assert reader.status() == "finished"
 
 

@@ -130,7 +130,7 @@ def scripted_module() -> Case:
 
 
 @specimen
-def dynamically_quantised() -> Case:
+def dynamically_quantized() -> Case:
     from torch.ao.quantization import quantize_dynamic
 
     model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 2)).eval()
@@ -138,7 +138,7 @@ def dynamically_quantised() -> Case:
 
 
 @specimen
-def quantised_tensors() -> Case:
+def quantized_tensors() -> Case:
     def forward(x: Tensor) -> Any:
         q = torch.quantize_per_tensor(x, 0.1, 10, torch.quint8)
         return (q.dequantize() + q.int_repr()).relu()
@@ -147,7 +147,7 @@ def quantised_tensors() -> Case:
 
 
 @specimen
-def fake_quantised() -> Case:
+def fake_quantized() -> Case:
     return Case(lambda x: torch.fake_quantize_per_tensor_affine(x, 0.1, 0, -128, 127), (numbers(3, 4),))
 
 

@@ -297,7 +297,7 @@ def parametrized_weight() -> Case:
 
 
 @specimen
-def spectrally_normalised_weight() -> Case:
+def spectrally_normalized_weight() -> Case:
     return Case(nn.utils.parametrizations.spectral_norm(nn.Linear(4, 4)), (numbers(3, 4),))
 
 

@@ -240,7 +240,7 @@ def optimizer_inside() -> Case:
 
 
 @specimen
-def initialised_inside() -> Case:
+def initialized_inside() -> Case:
     def forward(x: Tensor) -> Any:
         weight = torch.empty(4, 4)
         nn.init.normal_(weight)

@@ -158,7 +158,7 @@ def test_a_trace_is_saved_into_a_run_that_is_being_watched(trace: ls.Trace, tmp_
         run.step(loss=2.0)
     opened = ls.open(tmp_path / "run")
     assert len(opened.traces()) == 1
-    assert opened.kpis()["loss"] == [1.0, 2.0]
+    assert opened.metrics()["loss"] == [1.0, 2.0]
 
 
 @pytest.mark.feature("L9")

@@ -43,7 +43,7 @@ def test_runs_without_the_tensor_still_have_an_axis() -> None:
 
 
 @pytest.mark.parametrize("axis", list(AxisKind))
-def test_a_colour_means_the_same_in_the_pictures_of_all_runs(axis: AxisKind) -> None:
+def test_a_color_means_the_same_in_the_pictures_of_all_runs(axis: AxisKind) -> None:
     rng = np.random.default_rng(0)
     large, small = (history_of({step: rng.normal(0, 1, size) for step in range(3)}) for size in (50_000, 400))
     view = over_time_view([Held("large", large), Held("small", small), Held("none", None, "gone")], axis, Screen())

@@ -88,7 +88,7 @@ def test_only_the_asked_steps_are_shown() -> None:
     assert row_of(view, "embed").tolist() == [3.0, 4.0, 5.0]
 
 
-def test_colours_leave_out_the_outermost_values_but_the_scale_says_the_true_ends() -> None:
+def test_colors_leave_out_the_outermost_values_but_the_scale_says_the_true_ends() -> None:
     values = np.linspace(1.0, 2.0, 1000)[None].copy()
     values[0, 500] = 1e6
     scale = heat_map_view(matrix_of(values), Screen(width=2000)).scale

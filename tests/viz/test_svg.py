@@ -14,7 +14,7 @@ import pytest
 
 from layerscope.errors import MissingError, SelectError
 from layerscope.operations import PassRecord
-from layerscope.viz.colour import STOPS, colour, is_dark
+from layerscope.viz.color import STOPS, color, is_dark
 from layerscope.viz.dot import dot
 from layerscope.viz.graph import DrawOptions, EdgeStyle, GraphView, graph_view
 from layerscope.viz.lettering import shortened, text_width
@@ -96,12 +96,12 @@ def test_passes_and_their_edges_are_written_on_a_rolled_graph() -> None:
     assert {"linear_1_1:1", "linear_1_1:4"} <= set(unrolled)
 
 
-def test_a_field_is_shown_by_colour_with_a_labelled_bar() -> None:
-    view = drawn(graphs.residual(2), DrawOptions(colour_by="elapsed_s"))
-    assert view.colour_bar is not None
+def test_a_field_is_shown_by_color_with_a_labeled_bar() -> None:
+    view = drawn(graphs.residual(2), DrawOptions(color_by="elapsed_s"))
+    assert view.color_bar is not None
     values = [node.value for node in view.nodes if node.value is not None]
-    assert (view.colour_bar.low, view.colour_bar.high) == (min(values), max(values))
-    assert {STOPS[0], STOPS[-1]} <= {node.colour for node in view.nodes}
+    assert (view.color_bar.low, view.color_bar.high) == (min(values), max(values))
+    assert {STOPS[0], STOPS[-1]} <= {node.color for node in view.nodes}
     assert [node.value for node in view.nodes if node.role.value == "input"] == [None]
     assert any("elapsed_s" in text for text in texts(svg(view)))
 
@@ -109,8 +109,8 @@ def test_a_field_is_shown_by_colour_with_a_labelled_bar() -> None:
 def test_of_a_closed_module_times_are_added_and_other_numbers_averaged() -> None:
     record = graphs.residual(1)
     block = next(n for n in drawn(record, DrawOptions(depth=1)).nodes if n.role.value == "module")
-    timed = drawn(record, DrawOptions(depth=1, colour_by="elapsed_s"))
-    given = drawn(record, DrawOptions(depth=1, colour_by={op: float(op) for op in block.operations}))
+    timed = drawn(record, DrawOptions(depth=1, color_by="elapsed_s"))
+    given = drawn(record, DrawOptions(depth=1, color_by={op: float(op) for op in block.operations}))
     value = {view.title: next(n.value for n in view.nodes if n.id == block.id) for view in (timed,)}
     assert value["ResNet"] == pytest.approx(sum(record.operations[op].elapsed_s for op in block.operations))
     mean = sum(block.operations) / len(block.operations)
@@ -119,11 +119,11 @@ def test_of_a_closed_module_times_are_added_and_other_numbers_averaged() -> None
 
 def test_a_field_that_is_no_number_is_refused_with_those_there_are() -> None:
     with pytest.raises(SelectError, match=r"'dtype'.*elapsed_s"):
-        drawn(graphs.chain(2), DrawOptions(colour_by="dtype"))
+        drawn(graphs.chain(2), DrawOptions(color_by="dtype"))
 
 
-def test_text_on_a_colour_can_be_read() -> None:
-    assert is_dark(colour(0.0)) and not is_dark(colour(1.0))
+def test_text_on_a_color_can_be_read() -> None:
+    assert is_dark(color(0.0)) and not is_dark(color(1.0))
 
 
 def test_the_way_of_a_gradient_is_drawn_against_the_flow() -> None:
@@ -140,7 +140,7 @@ def test_a_tensor_that_is_used_twice_is_marked() -> None:
 
 
 def test_a_view_is_plain_data() -> None:
-    view = drawn(graphs.lstm(3), DrawOptions(colour_by="flops", gradient=range(9)))
+    view = drawn(graphs.lstm(3), DrawOptions(color_by="flops", gradient=range(9)))
     assert json.loads(json.dumps(asdict(view)))["title"] == "Recurrent"
 
 

@@ -31,7 +31,7 @@ def statistics(sites: list[str]) -> Table:
     )
 
 
-def test_an_overview_names_the_run_its_kpis_and_its_sites(tmp_path: Path) -> None:
+def test_an_overview_names_the_run_its_metrics_and_its_sites(tmp_path: Path) -> None:
     told = printed(text.overview(Run(write_run(tmp_path / "first", site="net.0[bold]"))))
     assert "first  finished  5 steps, the last is 4" in told
     assert "loss" in told

@@ -2,7 +2,7 @@
 
 import type { Selection } from "./selection";
 
-/** More colours than that cannot be told apart. */
+/** More colors than that cannot be told apart. */
 export const MOST_RUNS = 8;
 
 /** The chosen run, then those that are compared with it. */

@@ -106,7 +106,7 @@ export function share(part: number, whole: number): string {
 /** Ticks of an axis of values: powers of two on the exponent axis, else numbers that are written alike. */
 export function ticks(values: readonly number[], powersOfTwo = false): string[] {
   if (powersOfTwo) return values.map((x) => `2${raised(Math.round(Math.log2(x)))}`);
-  // One of them with a power of ten: then its neighbours, too.
+  // One of them with a power of ten: then its neighbors, too.
   const powers = values.some((x) => x !== 0 && (Math.abs(x) < PLAIN[0] || Math.abs(x) >= PLAIN[1]));
   return values.map((x) => value(x, 4, powers ? [0.1, 1e3] : PLAIN));
 }

@@ -1,5 +1,5 @@
 import { expect, test } from "vitest";
-import { closedBelow, heatRows, labelled, namesOf, rowKey } from "./rows";
+import { closedBelow, heatRows, labeled, namesOf, rowKey } from "./rows";
 import type { HeatMapView } from "./wire.gen";
 
 const VIEW = {
@@ -36,17 +36,17 @@ test("a search lists the tensors it finds, also those in closed groups", () => {
 
 test("labels that would overlap give way to those of groups", () => {
   const rows = heatRows(VIEW, new Set(), "", "output");
-  expect([...labelled(rows, 12, 12, -1)]).toEqual([0, 1, 2, 3]);
-  expect([...labelled(rows, 4, 12, -1)].sort()).toEqual([0, 3]);
-  expect([...labelled(rows, 4, 12, 2)]).toEqual([2]);
+  expect([...labeled(rows, 12, 12, -1)]).toEqual([0, 1, 2, 3]);
+  expect([...labeled(rows, 4, 12, -1)].sort()).toEqual([0, 3]);
+  expect([...labeled(rows, 4, 12, 2)]).toEqual([2]);
   const [group, ...others] = rows;
   const before = [rows[3], group, ...others.slice(0, 2)].flatMap((row) => row ?? []);
-  expect([...labelled(before, 4, 12, -1)]).toEqual([1]);
+  expect([...labeled(before, 4, 12, -1)]).toEqual([1]);
 });
 
 test("the last row has a label, unless that of an outermost group needs the room", () => {
   const flat = [0, 1, 2, 3].map((at) => ({ at, cells: at, group: false, open: false, depth: 0 }));
-  expect([...labelled(flat, 6, 12, -1)].sort()).toEqual([0, 3]);
+  expect([...labeled(flat, 6, 12, -1)].sort()).toEqual([0, 3]);
 });
 
 test("a row whose group has no label is named with it, and stands where that would", () => {

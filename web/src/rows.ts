@@ -88,8 +88,8 @@ export function namesOf(
   return names;
 }
 
-/** Which rows are labelled where there is less than a line for each: one, then outer ones, groups before others. */
-export function labelled(
+/** Which rows are labeled where there is less than a line for each: one, then outer ones, groups before others. */
+export function labeled(
   rows: readonly HeatRow[],
   rowHeight: number,
   line: number,

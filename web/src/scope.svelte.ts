@@ -146,9 +146,9 @@ export class Scope {
 
   readonly series = $derived<SeriesEntry | null>(seriesFor(this.seriesOfSite, this.selection));
 
-  readonly kpi = $derived(
-    this.timeline.value?.kpis.find((view) => view.name === this.selection.kpi) ??
-      this.timeline.value?.kpis[0] ??
+  readonly metric = $derived(
+    this.timeline.value?.metrics.find((view) => view.name === this.selection.metric) ??
+      this.timeline.value?.metrics[0] ??
       null,
   );
 

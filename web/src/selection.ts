@@ -27,10 +27,10 @@ export interface Selection {
   oneStep: boolean;
   /** Whether the statistic is drawn on a logarithmic axis. */
   log: boolean;
-  kpi: string | null;
-  /** KPIs that are drawn into the same chart. */
-  kpis: readonly string[];
-  kpiLog: boolean;
+  metric: string | null;
+  /** Metrics that are drawn into the same chart. */
+  metrics: readonly string[];
+  metricLog: boolean;
   /** The step the cross-hair is pinned to. */
   step: number | null;
   /** Of how many steps one is shown. */
@@ -49,7 +49,7 @@ export interface Selection {
   picture: string | null;
   at: string | null;
   tile: number | null;
-  /** The field that the nodes of a trace are coloured by. */
+  /** The field that the nodes of a trace are colored by. */
   tint: string | null;
   /** Whether every pass of a loop is a node of its own. */
   unrolled: boolean;
@@ -59,7 +59,7 @@ export interface Selection {
   pins: string | null;
   /** The merge that is looked at, instead of the site (see `mergeKey`). */
   merge: string | null;
-  /** The kind whose statistic colours the graph; "none" for no colours. */
+  /** The kind whose statistic colors the graph; "none" for no colors. */
   by: string | null;
   /** Runs that are compared with the chosen one. */
   runs: readonly string[];
@@ -69,7 +69,7 @@ export interface Selection {
   ratio: boolean;
   /** Weight of what was before in smoothed curves, in percent. */
   smooth: number;
-  /** Whether the colours of the heat map are linear, not logarithmic. */
+  /** Whether the colors of the heat map are linear, not logarithmic. */
   heatLinear: boolean;
   /** Whether training and evaluation are drawn in one chart. */
   overlay: boolean;
@@ -88,7 +88,7 @@ export interface Selection {
   form: string | null;
   /** Whether all links are drawn, not only those of the chosen node. */
   allLinks: boolean;
-  /** Tensors whose samples are compared, and types of steps whose KPIs are (see `keysIn`). */
+  /** Tensors whose samples are compared, and types of steps whose metrics are (see `keysIn`). */
   against: string | null;
   types: string | null;
 }
@@ -109,9 +109,9 @@ export const START: Readonly<Selection> = {
   format: null,
   oneStep: false,
   log: false,
-  kpi: null,
-  kpis: [],
-  kpiLog: false,
+  metric: null,
+  metrics: [],
+  metricLog: false,
   step: null,
   every: 1,
   first: null,
@@ -163,7 +163,7 @@ const TEXTS = [
   "reading",
   "stat",
   "format",
-  "kpi",
+  "metric",
   "trace",
   "opened",
   "picture",
@@ -200,8 +200,17 @@ const NUMBERS = [
   "iteration",
   "sample",
 ] as const;
-const FLAGS = ["oneStep", "log", "kpiLog", "unrolled", "ratio", "heatLinear", "overlay", "allLinks"] as const;
-const LISTS = ["kpis", "runs"] as const;
+const FLAGS = [
+  "oneStep",
+  "log",
+  "metricLog",
+  "unrolled",
+  "ratio",
+  "heatLinear",
+  "overlay",
+  "allLinks",
+] as const;
+const LISTS = ["metrics", "runs"] as const;
 /** In percent: above it a curve hardly moves. */
 export const MOST_SMOOTH = 99;
 const AXES: readonly string[] = ["linear", "symlog", "log"] satisfies AxisKind[];

@@ -14,13 +14,13 @@ export function reads(plot: Element, columns: readonly Columns[]) {
 
 /** The step to stand at that is nearest to a place on the axis, of those that the plot under the pointer reads. */
 export function snapped(scope: Scope, step: number, plot: Element | null = null): number | null {
-  const { kpi, span, width } = scope;
+  const { metric, span, width } = scope;
   if (scope.steps !== null) return scope.steps[nearest(scope.steps, step)] ?? null;
   const steps = recordedIn(scope);
   const own = (plot && READ.get(plot)) ?? [];
   const dense =
-    kpi !== null && (steps === undefined || kpi.last_steps.length > 2 * steps.length)
-      ? kpi.last_steps
+    metric !== null && (steps === undefined || metric.last_steps.length > 2 * steps.length)
+      ? metric.last_steps
       : steps;
   const among = own.length > 0 ? own.map(({ last_steps }) => last_steps).reduce(together) : dense;
   if (among === undefined) return null;
@@ -34,7 +34,7 @@ export function snapped(scope: Scope, step: number, plot: Element | null = null)
   return found !== null && found < span.min ? Math.ceil(Math.max(step, span.min)) : found;
 }
 
-/** Pin the cross-hair to the neighbouring step. */
+/** Pin the cross-hair to the neighboring step. */
 export function walk(scope: Scope, by: number): void {
   const recorded = scope.steps ?? recordedIn(scope)?.filter((step) => step >= scope.span.min);
   const steps = recorded && together(recorded, tracedIn(scope));
@@ -49,8 +49,8 @@ export function walk(scope: Scope, by: number): void {
   scope.select({ step: steps[to] ?? null });
 }
 
-function recordedIn({ heatSteps, histogram, kpi }: Scope): Float64Array | undefined {
-  return heatSteps ?? histogram.value?.last_steps ?? kpi?.last_steps;
+function recordedIn({ heatSteps, histogram, metric }: Scope): Float64Array | undefined {
+  return heatSteps ?? histogram.value?.last_steps ?? metric?.last_steps;
 }
 
 /** Where traces are looked at, their steps in sight: of a column of several steps only the last one is known. */

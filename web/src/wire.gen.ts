@@ -2,7 +2,7 @@
 
 export type AxisKind = "linear" | "symlog" | "log";
 
-/** A statistic or KPI over the steps: lowest, highest and last value of each column of the screen. */
+/** A statistic or metric over the steps: lowest, highest and last value of each column of the screen. */
 export interface ScalarView {
   readonly name: string;
   readonly thinned: boolean;
@@ -69,8 +69,8 @@ export interface RunEntry {
   readonly name: string;
   readonly status: string;
   readonly last_step: number | null;
-  readonly kpis: readonly string[];
-  readonly kpi_values: Float64Array;
+  readonly metrics: readonly string[];
+  readonly metric_values: Float64Array;
   readonly sparkline: Float64Array;
   readonly problem: string | null;
   readonly findings: FindingCounts | null;
@@ -122,12 +122,12 @@ export interface EventEntry {
   readonly text: string;
 }
 
-/** What is always in sight of a run: its KPIs over the steps and what happened. */
+/** What is always in sight of a run: its metrics over the steps and what happened. */
 export interface Timeline {
   readonly run: string;
   readonly first_step: number | null;
   readonly last_step: number | null;
-  readonly kpis: readonly ScalarView[];
+  readonly metrics: readonly ScalarView[];
   readonly events: readonly EventEntry[];
 }
 
@@ -283,8 +283,8 @@ export interface ValueView {
   readonly number_names: readonly string[];
 }
 
-/** From where to where colours go; all None where there is no finite value. */
-export interface ColourScale {
+/** From where to where colors go; all None where there is no finite value. */
+export interface ColorScale {
   readonly low: number | null;
   readonly high: number | null;
   readonly robust_low: number | null;
@@ -309,7 +309,7 @@ export interface HeatMapView {
   readonly own: Float64Array;
   readonly whole: Float64Array;
   readonly cells: Float32Array;
-  readonly scale: ColourScale;
+  readonly scale: ColorScale;
 }
 
 /** How two runs differ: `first` − `second`, or the base-2 logarithm of their ratio, where both have something. */
@@ -383,11 +383,11 @@ export interface Curves {
   readonly runs: readonly RunCurve[];
 }
 
-/** The KPIs of several runs, and one statistic of the same tensor in each. */
+/** The metrics of several runs, and one statistic of the same tensor in each. */
 export interface CompareView {
   readonly first_step: number | null;
   readonly last_step: number | null;
-  readonly kpis: readonly Curves[];
+  readonly metrics: readonly Curves[];
   readonly tensor: Curves;
 }
 
@@ -494,26 +494,26 @@ export interface TensorsView {
   readonly own_view: string;
 }
 
-/** One KPI of one run in steps of one type. */
-export interface KpiCurve {
+/** One metric of one run in steps of one type. */
+export interface MetricCurve {
   readonly run: string;
   readonly type: string;
   readonly view: ScalarView;
 }
 
-/** One KPI: `group/name` is called by its group and its name. */
-export interface KpiChart {
+/** One metric: `group/name` is called by its group and its name. */
+export interface MetricChart {
   readonly group: string;
   readonly name: string;
-  readonly curves: readonly KpiCurve[];
+  readonly curves: readonly MetricCurve[];
 }
 
-/** The KPIs of several runs by group; what one of the runs lacks is just not there. */
-export interface KpisView {
+/** The metrics of several runs by group; what one of the runs lacks is just not there. */
+export interface MetricsView {
   readonly first_step: number | null;
   readonly last_step: number | null;
   readonly types: readonly string[];
-  readonly charts: readonly KpiChart[];
+  readonly charts: readonly MetricChart[];
 }
 
 /** Everything that was noted, in the order of time. */
@@ -662,5 +662,5 @@ export interface PartNumbers {
   readonly sites: readonly string[];
   readonly ports: readonly string[];
   readonly values: Float64Array;
-  readonly scale: ColourScale;
+  readonly scale: ColorScale;
 }

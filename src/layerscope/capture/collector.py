@@ -30,7 +30,7 @@ class Taken(NamedTuple):
 class Collector:
     """Summaries of the step in progress.
 
-    A tensor is summarised once and may belong to several series: a container's output is its last child's. A series
+    A tensor is summarized once and may belong to several series: a container's output is its last child's. A series
     may have several tensors, such as one per micro-batch: they are added up when the step ends.
     """
 

@@ -14,17 +14,17 @@ _EMA = "_ema"
 
 
 class StepFacts:
-    """A step that has just ended: `step`, its KPIs by name, and `loss_ema`, the running mean of `loss` before it."""
+    """A step that has just ended: `step`, its metrics by name, and `loss_ema`, the running mean of `loss` before it."""
 
-    def __init__(self, step: int, kpis: Mapping[str, float], means: Mapping[str, float]) -> None:
+    def __init__(self, step: int, metrics: Mapping[str, float], means: Mapping[str, float]) -> None:
         self.step = step
-        self._known = dict(kpis) | {f"{name}{_EMA}": means.get(name, value) for name, value in kpis.items()}
+        self._known = dict(metrics) | {f"{name}{_EMA}": means.get(name, value) for name, value in metrics.items()}
 
     def __getattr__(self, name: str) -> float:
         try:
             return self._known[name]
         except KeyError:
-            names = ", ".join(self._known) or "none, for step() was given no KPI"
+            names = ", ".join(self._known) or "none, for step() was given no metric"
             raise StateError(f"keep_if asks for {name!r}, which the step does not have. It has: {names}.") from None
 
 
@@ -48,12 +48,12 @@ class Keeping:
         """Whether there is a rule, so that any step may be kept."""
         return self._rule is not None
 
-    def keeps(self, step: int, kpis: Mapping[str, float]) -> bool:
+    def keeps(self, step: int, metrics: Mapping[str, float]) -> bool:
         """Whether the rule wants the step; called for every step, in order."""
         if self._rule is None:
             return False
-        facts = StepFacts(step, kpis, self._means)
-        for name, value in kpis.items():
+        facts = StepFacts(step, metrics, self._means)
+        for name, value in metrics.items():
             if abs(value) < float("inf"):  # neither NaN nor Inf, which a mean would never forget
                 before = self._means.get(name, value)
                 self._means[name] = _DECAY * before + (1 - _DECAY) * value

@@ -1,4 +1,4 @@
-"""The recorder a training loop holds: it counts steps, takes KPIs and notes, and decides when to listen."""
+"""The recorder a training loop holds: it counts steps, takes metrics and notes, and decides when to listen."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from layerscope.capture.keeping import Balance, Keeping
 from layerscope.capture.lifetime import call_in_forked_children, is_interrupted, keep_with, let_go
 from layerscope.capture.named import Depth, NamedStep, Node, Reader
 from layerscope.errors import LayerscopeWarning, StateError
-from layerscope.records import STEP_TYPE, Cost, Event, Kpi, Sink
+from layerscope.records import STEP_TYPE, Cost, Event, Metric, Sink
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 
-COLUMNS = ("step", "time_s", "type")  # of every table of KPIs
+COLUMNS = ("step", "time_s", "type")  # of every table of metrics
 _ENDED = "Recording ended."
 _NO_STEP = (
     "The recorder was closed before its first step ended. Step {} holds everything that was read until then: call "
@@ -172,8 +172,8 @@ class Recorder(InLoop):
         self._ring = Ring(when.ring)
         self._balance = Balance()
         self._first_step = self._step = first_step
-        self._names: set[str] = set()  # of KPIs
-        self._spelling: dict[str, str] = {}  # of KPIs, by their names in lower case
+        self._names: set[str] = set()  # of metrics
+        self._spelling: dict[str, str] = {}  # of metrics, by their names in lower case
         self._nodes: dict[tuple[object, ...], Node] = {}
         self._contexts: set[str] = set()
         self._listening = False
@@ -242,8 +242,8 @@ class Recorder(InLoop):
         """Number of the step in progress."""
         return self._step
 
-    def step(self, **kpis: SupportsFloat) -> None:
-        """End the step in progress; keywords are KPIs of it, such as its loss."""
+    def step(self, **metrics: SupportsFloat) -> None:
+        """End the step in progress; keywords are metrics of it, such as its loss."""
         self._must_be_open("step()")
         if self._kept_by:
             self._leave_models()
@@ -252,15 +252,15 @@ class Recorder(InLoop):
             self._pace.at_begin = self._progress()
             return
         entered_s, hooks_s = time.perf_counter(), self._listener.spent_s()  # evaluations are read in idle steps too
-        if not kpis.keys() <= self._names:
-            self._check(kpis)
-        numbers = {name: _number(name, value) for name, value in kpis.items()}
+        if not metrics.keys() <= self._names:
+            self._check(metrics)
+        numbers = {name: _number(name, value) for name, value in metrics.items()}
         kept = self._keeping.keeps(self._step, numbers)
         taken = self._end(kept=kept) if self._listening else None
         if not self._listening:
             self._listener.end_step(self._step)
         now = time.time()
-        self._sink.put(*[Kpi(self._step, name, number, now, self._type) for name, number in numbers.items()])
+        self._sink.put(*[Metric(self._step, name, number, now, self._type) for name, number in numbers.items()])
         self._account(taken, entered_s, hooks_s)
         self._step += 1
         self._listen()
@@ -344,7 +344,7 @@ class Recorder(InLoop):
                 self._listener.close()
         finally:
             self._now, self._listening = None, False
-            if self._step > self._first_step:  # also steps without KPIs count when the run is resumed
+            if self._step > self._first_step:  # also steps without metrics count when the run is resumed
                 lost = f" Step {self._step} had not ended: it is not recorded." if unended and text != _ENDED else ""
                 self._sink.put(Event(self._step - 1, "info", f"{text}{lost}", time.time()))
             if never:
@@ -382,16 +382,16 @@ class Recorder(InLoop):
         self._listener.abandon()
 
     def _check(self, names: Iterable[str]) -> None:
-        """Accept names of KPIs that tables and SQL, which ignores case, can tell from the others."""
+        """Accept names of metrics that tables and SQL, which ignores case, can tell from the others."""
         for name in names:
             if name in COLUMNS:
                 raise StateError(
-                    f"A KPI cannot be called {name!r}: every table of KPIs has a column of that name. Rename it."
+                    f"A metric cannot be called {name!r}: every table of metrics has a column of that name. Rename it."
                 )
             first = self._spelling.setdefault(name.lower(), name)
             if first != name:
                 raise StateError(
-                    f"The KPIs {first!r} and {name!r} differ only in case, which SQL ignores. Rename one of them."
+                    f"The metrics {first!r} and {name!r} differ only in case, which SQL ignores. Rename one of them."
                 )
             self._names.add(name)
 
@@ -482,5 +482,5 @@ def _number(name: str, value: SupportsFloat) -> float:
         return float(value if item is None else item())
     except (TypeError, ValueError, RuntimeError) as error:
         raise StateError(
-            f"KPI {name!r} is not one number but {type(value).__name__} ({error}). Give a float."
+            f"Metric {name!r} is not one number but {type(value).__name__} ({error}). Give a float."
         ) from error

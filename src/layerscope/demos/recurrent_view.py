@@ -52,7 +52,7 @@ def drawn(title: str, sums: Floats, answers: Floats) -> Figure | pa.Table:
         return pa.table({f"sequence {number}": line for number, line in enumerate(sums.T)})
     figure = Figure(figsize=(8, 4), layout="constrained")
     axes = figure.subplots()
-    axes.axhline(0, color="grey", linewidth=1)
+    axes.axhline(0, color="gray", linewidth=1)
     for number, (line, answer) in enumerate(zip(sums.T, answers, strict=True)):
         verdict = "right" if (answer > 0.5) == (line[-1] > 0) else "wrong"
         axes.plot(range(1, len(line) + 1), line, marker="o", label=f"{number}: answer {answer:.4f}, {verdict}")

@@ -32,7 +32,7 @@ class Rule:
     def lacks(self, recording: Recording) -> str | None:
         """Why it cannot be applied, None if it can."""
         if self.needs_loss and not recording.losses:
-            return 'no KPI has "loss" in its name: run.step(loss=loss) keeps it'
+            return 'no metric has "loss" in its name: run.step(loss=loss) keeps it'
         if self.any_of and recording.kinds.isdisjoint(self.any_of):
             kinds = "a summary" if len(self.any_of) == len(Kind) else f"kind {' or '.join(self.any_of)}"
             return f"needs {kinds}, which was not recorded"

@@ -109,7 +109,7 @@ def _first_output(recording: Recording, since: int, until: int) -> Origin | None
     """The first output in the order of execution that grew when the first of them did; None where none is known to.
 
     A weight that grows enlarges the gradients of all layers but its own: those after it by what goes into them, those
-    before it on the way back. So the largest gradient is at a neighbour, and outputs tell.
+    before it on the way back. So the largest gradient is at a neighbor, and outputs tell.
     """
     if Kind.OUTPUT not in recording.kinds:
         return None
@@ -145,6 +145,6 @@ def _most_grown(recording: Recording, found: Histories, rise: Rise) -> Origin:
         place.site,
         place.kind.value,
         f"most of all in {recording.called(place.site)} ({figure(times[worst[0]])} times). Its cause may be a "
-        "neighbour: no output was seen to grow.",
+        "neighbor: no output was seen to grow.",
         tuple(found.evidence(row, rise.at, "norm", sizes[row, rise.at]) for row in worst),
     )

@@ -51,10 +51,10 @@ def _over_depth(recording: Recording, profile: Profile, fall: float) -> Finding:
     factor = fall ** (1 / max(len(profile.sizes) - 1, 1))
     verb = "vanish" if vanishes else "explode"
     cure = (
-        "Use ReLU-like activations, normalisation layers or residual connections, and an initialisation that keeps "
+        "Use ReLU-like activations, normalization layers or residual connections, and an initialization that keeps "
         "the variance (Xavier for tanh, He for ReLU)."
         if vanishes
-        else "Initialise with smaller weights (Xavier or He), add normalisation layers, and clip gradients."
+        else "Initialize with smaller weights (Xavier or He), add normalization layers, and clip gradients."
     )
     return Finding(
         rule="vanishing_gradients" if vanishes else "exploding_gradients",

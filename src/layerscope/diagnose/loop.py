@@ -16,7 +16,9 @@ from layerscope.records import Floats, Ints
 FEWEST_LOSSES = 2 * FEWEST_STEPS  # a loss is known at every step
 GROWN = 3.0  # times the loss at the start: an untrained network is rarely so much better than one that learns
 DIVERGED = 30.0  # no schedule, curriculum or change of data explains it
-HELD_OUT = frozenset(("val", "valid", "validation", "eval", "evaluation", "test", "dev"))  # words in the name of a KPI
+HELD_OUT = frozenset(
+    ("val", "valid", "validation", "eval", "evaluation", "test", "dev")
+)  # words in the name of a metric
 IN_A_ROW = 17  # GradScaler begins with 2**16 and halves: it has found a scale after 16 skipped steps, or never
 FEWEST_SKIPPED = 5  # recorded ones: two recorded steps far apart may both happen to be skipped
 
@@ -61,9 +63,9 @@ def _growing(name: str, course: Course, *, overfits: bool) -> Finding:
         rule="loss_growing",
         severity=Severity.ERROR if last > DIVERGED * start and not overfits else Severity.WARNING,
         site="",
-        kind="kpi",
+        kind="metric",
         step=int(steps[np.flatnonzero(values > GROWN * start)[0]]),
-        title=f"The KPI {name} grows",
+        title=f"The metric {name} grows",
         why=f"{name} was {figure(start)} at the start and is {figure(last)} at the end (medians), "
         f"{figure(last / start)} times as much; at best it was {figure(values.min())}, at step {best}."
         + (" What is trained on does not grow: the network learns it by heart." if overfits else ""),

@@ -111,7 +111,7 @@ def _passed_back(recording: Recording, broken: list[Broken]) -> str:
 
 def _advice(recording: Recording, origin: Broken) -> str:
     if origin.kind is Kind.INPUT:
-        return "The data came in like this: check the batch of this step, and how it was normalised."
+        return "The data came in like this: check the batch of this step, and how it was normalized."
     advice = ADVICE[STAGE[origin.kind]].format(site=recording.called(origin.site))
     return f"{BATCH_FIRST} {advice}" if _may_be_the_data(recording, origin) else advice
 
@@ -212,9 +212,9 @@ def loss_not_finite(recording: Recording) -> Iterator[Finding]:
             rule="loss_not_finite",
             severity=Severity.ERROR,
             site="",
-            kind="kpi",
+            kind="metric",
             step=step,
-            title=f"The KPI {name} is not finite",
+            title=f"The metric {name} is not finite",
             why=f"{name} is {what} at step {step}, {before}{len(bad)} of {len(loss)} steps have no finite one.",
             advice="Look at the first site that is not finite. If none is named, record every step up to this one "
             "(every=1) with kinds 'output' and 'weight_grad'.",

@@ -120,7 +120,7 @@ class Recording:
 
     @property
     def losses(self) -> dict[str, tuple[Ints, Floats]]:
-        """Steps and values of every KPI with "loss" in its name, up to where something was not finite."""
+        """Steps and values of every metric with "loss" in its name, up to where something was not finite."""
         if self.until is None:
             return self._losses
         return {
@@ -129,7 +129,7 @@ class Recording:
 
     @cached_property
     def _losses(self) -> dict[str, tuple[Ints, Floats]]:
-        table = self.reader.kpis()
+        table = self.reader.metrics()
         steps, numbers = values(table["step"]), values(table["value"])
         return {
             name: (steps[mine], numbers[mine])

@@ -20,7 +20,7 @@ MOSTLY = 0.75  # share of the steps that must be below SMALL_UPDATE: warm-up and
 
 LARGE_ADVICE = "Lower the learning rate, or warm it up."
 ALONE_ADVICE = (
-    "The others are in range: look at the learning rate of this parameter group, at how it was initialised (too small "
+    "The others are in range: look at the learning rate of this parameter group, at how it was initialized (too small "
     "a weight makes every update large), and at code of your own that writes it."
 )
 SMALL_ADVICE = (
@@ -138,7 +138,7 @@ def _gradient_by_site(recording: Recording) -> dict[str, tuple[float, str]]:
 
 
 def _needless(site: str, gradients: dict[str, tuple[float, str]]) -> bool:
-    """Whether it is a bias that a normalisation takes away again: its gradient is what rounding leaves of 0."""
+    """Whether it is a bias that a normalization takes away again: its gradient is what rounding leaves of 0."""
     module, _, name = site.rpartition(".")
     weight, _ = gradients.get(f"{module}.weight", (0.0, ""))
     return name == "bias" and gradients[site][0] < ROUNDING**2 * weight

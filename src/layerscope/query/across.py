@@ -13,7 +13,7 @@ SWEEPS = 6
 # Which links stay straight when not all can: the chain of children first, then long lines, then what hangs from a side.
 CHILDREN_LINK, BENDS_LINK, SIDE_LINK = 64.0, 4.0, 1.0
 
-Near = tuple[int, float, float]  # a neighbouring spot, where it wants us, how strongly
+Near = tuple[int, float, float]  # a neighboring spot, where it wants us, how strongly
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,21 +27,21 @@ class Extent:
     folded: bool = False  # its columns begin at the left and end at the right
 
     def exit(self, tensor: int) -> float:
-        """Where a tensor leaves, measured from the centre."""
+        """Where a tensor leaves, measured from the center."""
         return self.exits[tensor] - self.width / 2 if tensor in self.exits else 0.0
 
     def entry(self, tensor: int) -> float:
-        """Where a tensor comes in, measured from the centre."""
+        """Where a tensor comes in, measured from the center."""
         return self.entries[tensor] - self.width / 2 if tensor in self.entries else 0.0
 
 
 def across(ordering: Ordering, extents: Mapping[int, Extent]) -> list[float]:
-    """The centre of each spot."""
+    """The center of each spot."""
     return _Sweeping(ordering, extents).run()
 
 
 def link_ends(ordering: Ordering, extents: Mapping[int, Extent], link: Link) -> tuple[float, float]:
-    """Where a link leaves and arrives, measured from the centres of its spots."""
+    """Where a link leaves and arrives, measured from the centers of its spots."""
     tensor = ordering.flows[link.flow].tensor
     upper, lower = ordering.spots[link.upper].child, ordering.spots[link.lower].child
     return (
@@ -53,7 +53,7 @@ def link_ends(ordering: Ordering, extents: Mapping[int, Extent], link: Link) -> 
 def settle(wanted: Sequence[float], weights: Sequence[float], apart: Sequence[float]) -> list[float]:
     """Places as near as possible to the wanted ones, in order and at least so far apart.
 
-    Neighbours that are too near are pooled, and a pool goes to its weighted median: the heavier of two keeps its place.
+    Neighbors that are too near are pooled, and a pool goes to its weighted median: the heavier of two keeps its place.
 
     >>> settle([0.0, 1.0], [2.0, 1.0], [10.0])
     [0.0, 10.0]
@@ -89,7 +89,7 @@ def median(weighted: Sequence[tuple[float, float]]) -> float:
 
 
 class _Sweeping:
-    """Each layer settles under its neighbours, down and up in turn; long lines are straightened at the end."""
+    """Each layer settles under its neighbors, down and up in turn; long lines are straightened at the end."""
 
     def __init__(self, ordering: Ordering, extents: Mapping[int, Extent]) -> None:
         self._ordering, self._extents = ordering, extents
@@ -155,7 +155,7 @@ class _Sweeping:
                 x[spot] = place
 
     def _straighten(self, x: list[float]) -> None:
-        """Long lines take one x wherever their neighbours leave room."""
+        """Long lines take one x wherever their neighbors leave room."""
         for trunk in self._trunks():
             run: list[int] = []
             low, high = float("-inf"), float("inf")
@@ -185,7 +185,7 @@ class _Sweeping:
         return low, high
 
     def _distances(self, layer: Sequence[int]) -> list[float]:
-        """How far the centres of neighbours must be apart."""
+        """How far the centers of neighbors must be apart."""
         distances = []
         for left, right in pairwise(layer):
             children = [self._ordering.spots[spot].child for spot in (left, right)]

@@ -29,7 +29,7 @@ class BlockRole(str, Enum):
     OPERATION = "operation"
     PARAMETER = "parameter"  # an operation that uses parameters
     MODULE = "module"
-    SECTION = "section"  # neighbours out of too many children
+    SECTION = "section"  # neighbors out of too many children
 
 
 @dataclass(slots=True)

@@ -1,7 +1,7 @@
 """The calls of a run as nested parts: what a picture of the module graph can show open or closed.
 
 A part is a call with those inside it, a tensor that was named, a *merge* (where several flows go on as one), a *repeat*
-(calls in a row that are built alike) or a *section* (neighbours out of too many). Where no calls were recorded, the
+(calls in a row that are built alike) or a *section* (neighbors out of too many). Where no calls were recorded, the
 parts are the modules, and nothing flows.
 """
 

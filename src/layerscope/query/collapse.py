@@ -246,9 +246,9 @@ class _Edges:
         for found in self._found.values():
             sources, targets = (self._nesting.blocks[block].passes for block, _ in found.ends)
             if found.edge.back or len(found.target_passes) < targets:
-                found.edge.passes = _labelled(found.target_passes)
+                found.edge.passes = _labeled(found.target_passes)
             elif len(found.source_passes) < sources:
-                found.edge.passes = _labelled(found.source_passes)
+                found.edge.passes = _labeled(found.source_passes)
             yield found.edge
 
     def _gathered(self, upper: _Seen, lower: _Seen, meet: int, tensor: int) -> _Gathered:
@@ -289,7 +289,7 @@ class _Edges:
         return _Seen(((self._root, -1), (self._boundary[role, lead], lead)), 1)
 
 
-def _labelled(numbers: set[int]) -> str:
+def _labeled(numbers: set[int]) -> str:
     runs = passes_text(sorted(numbers)).split(", ")
     short = (
         ", ".join(runs) if len(runs) <= LABELLED_PASSES else ", ".join([*runs[: LABELLED_PASSES - 1], "…", runs[-1]])

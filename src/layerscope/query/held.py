@@ -83,7 +83,7 @@ class Whole:
 
 
 class Statistics:
-    """Statistics over all values, read a block of neighbouring series at a time."""
+    """Statistics over all values, read a block of neighboring series at a time."""
 
     def __init__(self, reader: Reader, rank: int, steps: int) -> None:
         self._reader = reader

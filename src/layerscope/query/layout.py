@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 from layerscope.query.collapse import Hop
 
 SWEEPS = 8
-SWAPPED_LAYER = 40  # neighbours are tried the other way round in layers up to this size
-PORT_SPREAD = 0.8  # of the distance between neighbours, taken by the ports of one child
+SWAPPED_LAYER = 40  # neighbors are tried the other way round in layers up to this size
+PORT_SPREAD = 0.8  # of the distance between neighbors, taken by the ports of one child
 
 Ports = Mapping[tuple[int, int], float]  # child and tensor → place on its border, from -0.5 to 0.5
 
@@ -43,7 +43,7 @@ class Spot:
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """A flow between two spots of neighbouring layers."""
+    """A flow between two spots of neighboring layers."""
 
     upper: int
     lower: int
@@ -199,7 +199,7 @@ class _Sweeping:
         self.layers: list[list[int]] = [[] for _ in range(max((spot.layer for spot in spots), default=-1) + 1)]
         for place, spot in enumerate(spots):
             self.layers[spot.layer].append(place)
-        self._up: list[list[tuple[int, float]]] = [[] for _ in spots]  # neighbour, and where on its border
+        self._up: list[list[tuple[int, float]]] = [[] for _ in spots]  # neighbor, and where on its border
         self._down: list[list[tuple[int, float]]] = [[] for _ in spots]
         self._leaves_at: list[list[float]] = [[] for _ in spots]  # where on our own border each line down begins
         for link in links:
@@ -229,7 +229,7 @@ class _Sweeping:
             if self.crossings == 0:
                 break
             self._sweep(down=sweep % 2 == 0)
-            self._swap_neighbours()
+            self._swap_neighbors()
             count = self._count()
             if count < self.crossings:
                 best, self.crossings = [list(layer) for layer in self.layers], count
@@ -245,16 +245,16 @@ class _Sweeping:
         for layer in self.layers if down else reversed(self.layers):
             if len(layer) < 2:
                 continue
-            centre = {
+            center = {
                 spot: sum(place[other] + port for other, port in near[spot]) / len(near[spot])
                 if near[spot]
                 else place[spot]
                 for spot in layer
             }
-            layer.sort(key=centre.__getitem__)
+            layer.sort(key=center.__getitem__)
             self._number(layer)
 
-    def _swap_neighbours(self) -> None:
+    def _swap_neighbors(self) -> None:
         for layer in self.layers:
             if not 1 < len(layer) <= SWAPPED_LAYER:
                 continue
@@ -265,7 +265,7 @@ class _Sweeping:
             self._number(layer)
 
     def _between(self, left: int, right: int) -> int:
-        """Crossings of the links of two neighbours, the first one standing left."""
+        """Crossings of the links of two neighbors, the first one standing left."""
         count = 0
         for near in (self._up, self._down):
             if near[left] and near[right]:
@@ -274,7 +274,7 @@ class _Sweeping:
         return count
 
     def _count(self) -> int:
-        """Crossings between all neighbouring layers."""
+        """Crossings between all neighboring layers."""
         count = 0
         for layer in self.layers:
             if sum(len(self._down[spot]) for spot in layer) < 2:

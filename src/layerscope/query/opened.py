@@ -18,7 +18,7 @@ from layerscope.store.reader import Reader
 
 
 class OpenedRun:
-    """A run folder: `series()`, `steps()`, `kpis()`, `events()`, `cost()`, `graph()`, `named()`."""
+    """A run folder: `series()`, `steps()`, `metrics()`, `events()`, `cost()`, `graph()`, `named()`."""
 
     def __init__(self, path: str | Path, *, lately: Lately | None = None) -> None:
         self._reader = Reader(Path(path), lately)
@@ -65,11 +65,11 @@ class OpenedRun:
         """Every history in the run, in the order of first appearance."""
         return Table(self._reader.series())
 
-    def kpis(self, names: Patterns = "*") -> Table:
-        """The training loop's own numbers: one row per step with its time and type, one column per KPI."""
-        long = self._reader.kpis()
+    def metrics(self, names: Patterns = "*") -> Table:
+        """The training loop's own numbers: one row per step with its time and type, one column per metric."""
+        long = self._reader.metrics()
         found = list(dict.fromkeys(long.column("name").to_pylist()))
-        return Table(rows.wide(long, matching(names, found, "KPI")))
+        return Table(rows.wide(long, matching(names, found, "Metric")))
 
     def steps(self) -> Table:
         """The steps in which tensors were named: type, iterations, batch, samples, categories, losses, reason."""

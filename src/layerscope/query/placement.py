@@ -58,7 +58,7 @@ class Placement:
     frame: Frame
     width: float = 0.0
     height: float = 0.0
-    x: list[float] = field(default_factory=list)  # centre of each spot
+    x: list[float] = field(default_factory=list)  # center of each spot
     bands: list[tuple[float, float]] = field(default_factory=list)  # top and bottom of each layer
     lanes: dict[Lane, float] = field(default_factory=dict)
     breaks: dict[int, Break] = field(default_factory=dict)  # by the layer above

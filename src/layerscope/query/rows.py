@@ -138,7 +138,7 @@ def curves(table: pa.Table, *columns: str) -> dict[tuple[str, ...], tuple[Ints, 
 
 
 def curves_by_name(table: pa.Table) -> dict[str, tuple[Ints, Floats]]:
-    """Steps and values of each KPI, or of each own statistic of one series."""
+    """Steps and values of each metric, or of each own statistic of one series."""
     return {name: curve for (name,), curve in curves(table, "name").items()}
 
 
@@ -236,9 +236,9 @@ def _axis(smallest: Floats, largest: Floats, bins: int) -> Floats:
 
 
 def wide(long: pa.Table, names: list[str]) -> pa.Table:
-    """One row per step, its time, its type and one column per KPI, from one row per step and KPI; the last counts.
+    """One row per step, its time, its type and one column per metric, from one row per step and metric; the last counts.
 
-    A KPI that a step did not have is null; one that was NaN is NaN.
+    A metric that a step did not have is null; one that was NaN is NaN.
     """
     steps, values, times = ints(long, "step"), floats(long, "value"), floats(long, "time_s")
     rows = rows_of_each(long, "name")

@@ -63,7 +63,7 @@ class History:
 
 
 class Run(OpenedRun):
-    """A recorded run, as tables: `stats()`, `histograms()`, `values()`, `kpis()`, `steps()`, `events()`, `sql()`.
+    """A recorded run, as tables: `stats()`, `histograms()`, `values()`, `metrics()`, `steps()`, `events()`, `sql()`.
 
     It may still be growing: every call reads what has been written by then.
     """
@@ -193,8 +193,8 @@ class Run(OpenedRun):
         return Table(rows.assembled(read, identity, rows.kept(read)))
 
     def sql(self, query: str) -> Table:
-        """The answer to an SQL query over `stats`, `exponents`, `series`, `steps`, `kpis`, `events` and `costs`."""
-        views = {name: getattr(self, name) for name in ("stats", "exponents", "series", "steps", "kpis", "events")}
+        """The answer to an SQL query over `stats`, `exponents`, `series`, `steps`, `metrics`, `events` and `costs`."""
+        views = {name: getattr(self, name) for name in ("stats", "exponents", "series", "steps", "metrics", "events")}
         return Table(sql.answer(query, {**views, "costs": self.cost}))
 
     def history(self, series: int, rank: int = 0) -> History:

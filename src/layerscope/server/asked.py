@@ -9,7 +9,7 @@ from layerscope.viz.axis import AxisKind
 from layerscope.viz.limits import FORMATS, NO_FORMAT, usual_format
 from layerscope.viz.screen import Screen
 
-MOST_RUNS = 8  # more colours than that cannot be told apart
+MOST_RUNS = 8  # more colors than that cannot be told apart
 FARTHEST_STEP = 2**53  # beyond it the page's numbers skip steps
 
 

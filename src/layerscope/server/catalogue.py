@@ -28,7 +28,7 @@ from layerscope.store.manifests import read_manifest
 from layerscope.store.parts import Lately
 from layerscope.store.passes import passes_revision
 from layerscope.store.unread import unread_problems
-from layerscope.viz.scalar import kpis_in_order
+from layerscope.viz.scalar import metrics_in_order
 
 Compactor = Callable[[Path], None]
 
@@ -300,18 +300,18 @@ def shortened(sentences: Sequence[str]) -> str | None:
     return (text if len(text) <= LONGEST_PROBLEM else f"{text[:LONGEST_PROBLEM]} …") or None
 
 
-def kpi_curves(run: Run) -> dict[str, tuple[Ints, Floats]]:
-    """Steps and values of every KPI, losses first."""
-    curves = rows.curves_by_name(run.reader.kpis())
-    return {kpi: curves[kpi] for kpi in kpis_in_order(list(curves))}
+def metric_curves(run: Run) -> dict[str, tuple[Ints, Floats]]:
+    """Steps and values of every metric, losses first."""
+    curves = rows.curves_by_name(run.reader.metrics())
+    return {metric: curves[metric] for metric in metrics_in_order(list(curves))}
 
 
-def step_range(run: Run, kpi_steps: Ints) -> tuple[int, int] | None:
-    """The first and last step: of the KPIs and of all that was recorded; None if there is nothing."""
+def step_range(run: Run, metric_steps: Ints) -> tuple[int, int] | None:
+    """The first and last step: of the metrics and of all that was recorded; None if there is nothing."""
     last = run.last_step
     if last is None:
         return None
-    small = (kpi_steps, values(run.reader.costs()["step"]), values(run.reader.steps()["step"]))
+    small = (metric_steps, values(run.reader.costs()["step"]), values(run.reader.steps()["step"]))
     starts = [int(steps.min()) for steps in small if len(steps)]
     return min(starts or [int(_steps_of_first_series(run).min(initial=last))]), last
 
@@ -329,7 +329,7 @@ def _steps_of_first_series(run: Run) -> Ints:
 
 def described(name: str, status: str, run: Run) -> RunEntry:
     """The line of one run in the list."""
-    curves = kpi_curves(run)
+    curves = metric_curves(run)
     columns = [column for _, column in curves.values()]
     curve = columns[0] if columns else np.zeros(0)
     chosen = np.linspace(0, len(curve) - 1, min(len(curve), SPARKLINE)).astype(np.int64)
@@ -337,8 +337,8 @@ def described(name: str, status: str, run: Run) -> RunEntry:
         name=name,
         status=status,
         last_step=run.last_step,
-        kpis=tuple(curves),
-        kpi_values=np.array([column[-1] if len(column) else np.nan for column in columns]),
+        metrics=tuple(curves),
+        metric_values=np.array([column[-1] if len(column) else np.nan for column in columns]),
         sparkline=curve[chosen],
         problem=shortened(run.problems),
     )

@@ -15,13 +15,13 @@ from layerscope.errors import LayerscopeError
 from layerscope.query.run import History
 from layerscope.records import Floats, Ints
 from layerscope.server.asked import axis_of, chosen, every_of, format_of, integer, runs_of, screen_of, share, step_of
-from layerscope.server.catalogue import Catalogue, Opened, kpi_curves, step_range
+from layerscope.server.catalogue import Catalogue, Opened, metric_curves, step_range
 from layerscope.server.heatmap import Matrices, question_of
 from layerscope.viz import compare
 from layerscope.viz.heatmap import DifferenceView, difference_view
-from layerscope.viz.scalar import kpis_in_order, scalar_view
+from layerscope.viz.scalar import metrics_in_order, scalar_view
 
-KpiCurves = dict[str, tuple[Ints, Floats]]
+MetricCurves = dict[str, tuple[Ints, Floats]]
 
 
 class Comparing:
@@ -43,9 +43,9 @@ class Comparing:
         return endpoint
 
     def curves(self, request: Request, names: list[str]) -> compare.CompareView:
-        """KPIs of all runs, and one statistic of one tensor in each."""
+        """Metrics of all runs, and one statistic of one tensor in each."""
         stat = request.query_params.get("stat", "")
-        kpis: dict[str, KpiCurves] = {name: {} for name in names}
+        metrics: dict[str, MetricCurves] = {name: {} for name in names}
         ends: list[int] = []
         known: set[str] = set()  # an own statistic of one run may be missing in the others
         held = []
@@ -53,14 +53,14 @@ class Comparing:
             held.append(one)
             if opened is not None:
                 known |= set(opened.run.statistics)
-                kpis[one.run] = kpi_curves(opened.run)
-                steps = [np.zeros(0, np.int64), *(steps for steps, _ in kpis[one.run].values())]
+                metrics[one.run] = metric_curves(opened.run)
+                steps = [np.zeros(0, np.int64), *(steps for steps, _ in metrics[one.run].values())]
                 ends += step_range(opened.run, np.unique(np.concatenate(steps))) or ()
         chosen(request, "stat", tuple(sorted(known)))
         return compare.CompareView(
             first_step=min(ends, default=None),
             last_step=max(ends, default=None),
-            kpis=_kpis(kpis, request),
+            metrics=_metrics(metrics, request),
             tensor=compare.Curves(stat, tuple(_curve(one, stat, request) for one in held)),
         )
 
@@ -106,17 +106,17 @@ def _dtype(held: list[compare.Held]) -> str:
     return next((one.dtype for one in held if one.history is not None), "")
 
 
-def _kpis(of_runs: dict[str, KpiCurves], request: Request) -> tuple[compare.Curves, ...]:
+def _metrics(of_runs: dict[str, MetricCurves], request: Request) -> tuple[compare.Curves, ...]:
     screen, smooth = screen_of(request), share(request, "smooth")
 
-    def curve(run: str, kpi: str) -> compare.RunCurve:
-        found = of_runs[run].get(kpi)
+    def curve(run: str, metric: str) -> compare.RunCurve:
+        found = of_runs[run].get(metric)
         if found is None:
-            return compare.RunCurve(run, None, f"the run has no KPI {kpi!r}")
-        return compare.RunCurve(run, scalar_view(kpi, *found, screen, smooth), "")
+            return compare.RunCurve(run, None, f"the run has no metric {metric!r}")
+        return compare.RunCurve(run, scalar_view(metric, *found, screen, smooth), "")
 
-    names = kpis_in_order(list(dict.fromkeys(kpi for curves in of_runs.values() for kpi in curves)))
-    return tuple(compare.Curves(kpi, tuple(curve(run, kpi) for run in of_runs)) for kpi in names)
+    names = metrics_in_order(list(dict.fromkeys(metric for curves in of_runs.values() for metric in curves)))
+    return tuple(compare.Curves(metric, tuple(curve(run, metric) for run in of_runs)) for metric in names)
 
 
 def _curve(held: compare.Held, stat: str, request: Request) -> compare.RunCurve:

@@ -3,7 +3,7 @@
     def view(selection: Selection, run: Run) -> Shown
 
 What it gives back may be a figure of matplotlib or plotly, an image (PIL, a numpy array, PNG or SVG), a table (ours,
-Arrow or pandas), text, a list of (text, weight) to colour, or a list of several of these.
+Arrow or pandas), text, a list of (text, weight) to color, or a list of several of these.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the page asks of a run's module graph: its parts, the order of groups, a statistic as colours."""
+"""What the page asks of a run's module graph: its parts, the order of groups, a statistic as colors."""
 
 from __future__ import annotations
 

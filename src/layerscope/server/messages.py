@@ -16,9 +16,9 @@ class RunEntry:
     name: str
     status: str  # "running", "finished", "stopped", or "unreadable"
     last_step: int | None
-    kpis: tuple[str, ...]
-    kpi_values: Floats  # the last value of each
-    sparkline: Floats  # the first KPI, thinned
+    metrics: tuple[str, ...]
+    metric_values: Floats  # the last value of each
+    sparkline: Floats  # the first metric, thinned
     problem: str | None  # what is wrong with the run, and what to do
     findings: FindingCounts | None = None  # None until it has been checked
 
@@ -81,12 +81,12 @@ class EventEntry:
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """What is always in sight of a run: its KPIs over the steps and what happened."""
+    """What is always in sight of a run: its metrics over the steps and what happened."""
 
     run: str
     first_step: int | None
     last_step: int | None
-    kpis: tuple[ScalarView, ...]
+    metrics: tuple[ScalarView, ...]
     events: tuple[EventEntry, ...]
 
 

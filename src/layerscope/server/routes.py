@@ -15,7 +15,7 @@ from layerscope.query.run import History
 from layerscope.records import KINDS_WITH, Ints
 from layerscope.server import findings, graph, heatmap, lean, training, wire
 from layerscope.server.asked import axis_of, chosen, every_of, format_of, integer, screen_of, share, step_of
-from layerscope.server.catalogue import Catalogue, Opened, kpi_curves, step_range
+from layerscope.server.catalogue import Catalogue, Opened, metric_curves, step_range
 from layerscope.server.compare import Comparing
 from layerscope.server.customview import OwnView
 from layerscope.server.messages import EventEntry, LimitedStatistic, RunList, SeriesEntry, SiteList, Timeline
@@ -98,9 +98,9 @@ def sites(opened: Opened, name: str, request: Request | None = None) -> bytes:
 
 
 def timeline(opened: Opened, name: str, request: Request) -> Timeline:
-    """The run's KPIs and events; the range of its steps is that of the whole run, whatever part is shown."""
+    """The run's metrics and events; the range of its steps is that of the whole run, whatever part is shown."""
     screen, smooth = screen_of(request), share(request, "smooth")
-    curves = kpi_curves(opened.run)
+    curves = metric_curves(opened.run)
     steps: Ints = np.unique(np.concatenate([np.zeros(0, np.int64), *(steps for steps, _ in curves.values())]))
     events = opened.run.events().arrow().select(["step", "level", "text"])
     newest = events.slice(max(0, len(events) - MOST_EVENTS)).to_pylist()
@@ -109,7 +109,7 @@ def timeline(opened: Opened, name: str, request: Request) -> Timeline:
         run=name,
         first_step=first,
         last_step=last,
-        kpis=tuple(scalar_view(kpi, *curve, screen, smooth) for kpi, curve in curves.items()),
+        metrics=tuple(scalar_view(metric, *curve, screen, smooth) for metric, curve in curves.items()),
         events=tuple(EventEntry(**event) for event in newest),
     )
 

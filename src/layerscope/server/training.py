@@ -1,4 +1,4 @@
-"""What the page asks beside tensors: KPIs by type of step, notes, and the tree of parameters."""
+"""What the page asks beside tensors: metrics by type of step, notes, and the tree of parameters."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from layerscope.server.asked import runs_of, screen_of, share
 from layerscope.server.catalogue import Catalogue, Opened
 from layerscope.viz.scalar import scalar_view
 from layerscope.viz.training import (
-    KpiChart,
-    KpiCurve,
-    KpisView,
+    MetricChart,
+    MetricCurve,
+    MetricsView,
     NetworkView,
     NotesView,
     in_groups,
     network_view,
-    split_kpi,
+    split_metric,
 )
 
 Answer = Callable[[Opened, str, Request], object]
@@ -37,16 +37,16 @@ def routes(
 ) -> list[Route]:
     """Everything that can be asked."""
     return [
-        Route("/api/kpis", lambda request: send(kpis(catalogue, request))),
+        Route("/api/metrics", lambda request: send(metrics(catalogue, request))),
         Route("/api/run/{name:path}/notes", of_run(notes)),
         Route("/api/run/{name:path}/network", of_run(network)),
     ]
 
 
-def kpis(catalogue: Catalogue, request: Request) -> KpisView:
-    """Every KPI of the runs, a curve for each run and type of step."""
+def metrics(catalogue: Catalogue, request: Request) -> MetricsView:
+    """Every metric of the runs, a curve for each run and type of step."""
     screen, smooth = screen_of(request), share(request, "smooth")
-    found: dict[str, list[KpiCurve]] = {}
+    found: dict[str, list[MetricCurve]] = {}
     types: dict[str, None] = {}
     ends: list[int] = []
     for run in runs_of(request):
@@ -60,14 +60,14 @@ def kpis(catalogue: Catalogue, request: Request) -> KpisView:
             types.setdefault(type_)
             ends += [int(steps[0]), int(steps[-1])]
             view = scalar_view(name, steps, values, screen, smooth)
-            found.setdefault(name, []).append(KpiCurve(run, type_, view))
-    charts = tuple(KpiChart(*split_kpi(name), tuple(found[name])) for name in in_groups(found))
-    return KpisView(min(ends, default=None), max(ends, default=None), tuple(sorted(types)), charts)
+            found.setdefault(name, []).append(MetricCurve(run, type_, view))
+    charts = tuple(MetricChart(*split_metric(name), tuple(found[name])) for name in in_groups(found))
+    return MetricsView(min(ends, default=None), max(ends, default=None), tuple(sorted(types)), charts)
 
 
 def _by_type(run: Run) -> dict[tuple[str, str], tuple[Ints, Floats]]:
-    """Steps and values of every KPI in steps of each type; the last value of a step counts."""
-    found = curves(run.reader.kpis(), "name", "type")
+    """Steps and values of every metric in steps of each type; the last value of a step counts."""
+    found = curves(run.reader.metrics(), "name", "type")
     return {(name, type_): curve for (name, type_), curve in found.items()}
 
 

@@ -26,7 +26,7 @@ static const uint64_t MAGNITUDE = 0x7fffffffffffffff, INFINITE = 0x7ff0000000000
 /* What one thread counts into; all zero between two tensors. */
 typedef struct {
     uint64_t counts[BUCKETS];
-    uint32_t quick[4][FLOAT_BUCKETS]; /* four tables, so that equal neighbours need not wait for each other */
+    uint32_t quick[4][FLOAT_BUCKETS]; /* four tables, so that equal neighbors need not wait for each other */
     uint64_t bytes[256];              /* one-byte formats: how often each byte occurs */
     uint64_t fine[4][FINE_BELOW][FINE_CODES];
     uint64_t seen[FINE_BELOW][FINE_CODES / 64]; /* where the first of `fine` is not zero, if that alone is in use */

@@ -96,7 +96,7 @@ static int64_t merge_two(const bucket *a, int64_t in_a, const bucket *b, int64_t
     return to - start;
 }
 
-/* Merge neighbouring runs, `lengths` of them end to end, until one is left; `other` has as much room. */
+/* Merge neighboring runs, `lengths` of them end to end, until one is left; `other` has as much room. */
 static int64_t merge_runs(bucket **runs, bucket **other, int64_t *lengths, int64_t count) {
     for (; count > 1; count = (count + 1) / 2) {
         bucket *from = *runs, *to = *other;

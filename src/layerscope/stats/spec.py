@@ -41,7 +41,7 @@ FINEST_M = 10
 FINE_BELOW = 12
 FINE_COUNTERS = 1 << 16
 
-#: Smallest normal magnitude of each format whose tensors can be summarised: below it a value is subnormal.
+#: Smallest normal magnitude of each format whose tensors can be summarized: below it a value is subnormal.
 SMALLEST_NORMAL = {
     "float64": 2.0**-1022,
     "float32": 2.0**-126,

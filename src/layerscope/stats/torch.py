@@ -19,7 +19,7 @@ from layerscope.stats import kernel
 from layerscope.stats.formats import BYTES, STORED, WORDS
 from layerscope.stats.rows import RowArena
 
-#: Complex numbers are summarised by their magnitude.
+#: Complex numbers are summarized by their magnitude.
 _MAGNITUDES = {torch.complex32: torch.complex64, torch.complex64: torch.complex64, torch.complex128: torch.complex128}
 
 _NUMBER = {getattr(torch, name): kernel.format_number(name) for name in STORED if hasattr(torch, name)}

@@ -13,7 +13,7 @@ from layerscope.records import (
     Event,
     Extras,
     Graph,
-    Kpi,
+    Metric,
     Record,
     SampleStats,
     StepInfo,
@@ -32,7 +32,7 @@ QUEUES = (
     "dependencies",
     "graph",
     "events",
-    "kpis",
+    "metrics",
     "costs",
     "moments",
     "extras",
@@ -50,11 +50,11 @@ QUEUES_OF: Mapping[type[Item], tuple[str, ...]] = {
     Values: ("values",),
     SampleStats: ("sample_stats",),
     StepInfo: (STEPS,),
-    Kpi: ("kpis",),
+    Metric: ("metrics",),
     Event: ("events",),
     Graph: ("graph",),
 }
-_SMALL = frozenset((Kpi, Cost, Event))  # which come with every step
+_SMALL = frozenset((Metric, Cost, Event))  # which come with every step
 _SMALL_BYTES = 200  # about what a row of the small tables takes
 _DESCRIBED_LENGTH = 200  # of what names an item in a message
 _NAME_BYTES = 64  # a short text and the reference to it; rows may share their texts, or not

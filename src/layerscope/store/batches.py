@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from layerscope.records import Cost, Event, Extras, Ints, Kpi, Series, StepInfo, Summaries
+from layerscope.records import Cost, Event, Extras, Ints, Metric, Series, StepInfo, Summaries
 from layerscope.stats import spec
 from layerscope.store.columns import binary, dtype_of, flags, lists, numbers, texts
 from layerscope.store.format import SEGMENT_SCHEMA
@@ -54,7 +54,7 @@ def series_batch(rows: Sequence[NumberedSeries]) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(columns, schema=SEGMENT_SCHEMA["series"])
 
 
-def records_batch(table: str, rows: Sequence[Kpi | Event | Cost | StepInfo]) -> pa.RecordBatch:
+def records_batch(table: str, rows: Sequence[Metric | Event | Cost | StepInfo]) -> pa.RecordBatch:
     """Rows of a table whose columns are the fields of its records; lists become JSON."""
     schema = SEGMENT_SCHEMA[table]
     fields = [[getattr(row, name) for row in rows] for name in schema.names]

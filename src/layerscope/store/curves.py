@@ -1,4 +1,4 @@
-"""Curves of a training that were kept elsewhere, put into its run as KPIs."""
+"""Curves of a training that were kept elsewhere, put into its run as metrics."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from layerscope.errors import SelectError, StoreError
-from layerscope.records import STEP_TYPE, Kpi
+from layerscope.records import STEP_TYPE, Metric
 from layerscope.store.folder import create
 from layerscope.store.reader import Reader
 from layerscope.store.writer import FolderSink
 
 
 def add_curves(folder: Path, curves: object, step: str) -> list[str]:
-    """Add the columns of a table as KPIs, at the steps that one of its columns gives; their names.
+    """Add the columns of a table as metrics, at the steps that one of its columns gives; their names.
 
-    A value that a KPI of the same name has at the same step counts no more, and stays in the history.
+    A value that a metric of the same name has at the same step counts no more, and stays in the history.
     """
     table = _table(_with_index(curves, step))
     if step not in table.column_names:
@@ -39,13 +39,13 @@ def _write(folder: Path, curves: dict[str, tuple[list[int], list[float | None]]]
     """Append the curves as a session of its own. Null is no value."""
     reader = Reader(folder)
     stopped = reader.status() == "stopped"
-    known = reader.kpis().select(["step", "time_s", "type"]).to_pylist()
+    known = reader.metrics().select(["step", "time_s", "type"]).to_pylist()
     told = {row["step"]: (row["time_s"], row["type"]) for row in known}
     run = create(folder, resume=True)
     sink = FolderSink(run, compact=False)
     sink.put(
         *(
-            Kpi(step, name, value, *told.get(step, (math.nan, STEP_TYPE)))
+            Metric(step, name, value, *told.get(step, (math.nan, STEP_TYPE)))
             for name, (steps, column) in curves.items()
             for step, value in zip(steps, column, strict=True)
             if value is not None
@@ -91,5 +91,5 @@ def _steps(table: pa.Table, name: str) -> list[int]:
 def _numbers(table: pa.Table, name: str) -> list[float | None]:
     column = table.column(name).combine_chunks()
     if not (pa.types.is_floating(column.type) or pa.types.is_integer(column.type)):
-        raise SelectError(f"Column {name!r} holds {column.type}, not numbers. Leave it out: a KPI is a number.")
+        raise SelectError(f"Column {name!r} holds {column.type}, not numbers. Leave it out: a metric is a number.")
     return list(column.cast(pa.float64(), safe=False).to_pylist())

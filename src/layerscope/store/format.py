@@ -16,7 +16,7 @@ from layerscope.stats import spec
 VERSION = 1
 KEPT = ("sample_stats", "values")  # of single samples: rows of any size
 BY_SERIES = ("moments", "extras", "bits", *KEPT)  # the large ones: their rows are found by series and step
-TABLES = ("series", "dependencies", *BY_SERIES, "kpis", "costs", "events", "steps")
+TABLES = ("series", "dependencies", *BY_SERIES, "metrics", "costs", "events", "steps")
 
 RUN = "run.json"
 LIVE = "live.json"
@@ -50,7 +50,7 @@ _COLUMNS: dict[str, list[tuple[str, pa.DataType]]] = {
     ],
     "extras": [("step", pa.int64()), ("series", pa.int32()), ("name", _TEXT), ("value", pa.float64())],
     "bits": [("step", pa.int64()), ("series", pa.int32()), ("m", pa.uint8()), ("counts", pa.binary())],
-    "kpis": [
+    "metrics": [
         ("step", pa.int64()),
         ("name", _TEXT),
         ("value", pa.float64()),

@@ -18,7 +18,7 @@ SORT_KEYS = {
     "moments": ("series", "rank", "step", "session"),
     "bits": ("series", "rank", "step", "session"),
     "extras": ("series", "rank", "name", "step", "session"),
-    "kpis": ("name", "rank", "step", "session"),
+    "metrics": ("name", "rank", "step", "session"),
     **dict.fromkeys(KEPT, ("series", "step", "rank", "session")),  # a series too large for memory is cut by steps
     "costs": ("rank", "step", "session"),
     "steps": ("rank", "step", "session"),

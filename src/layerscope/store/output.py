@@ -36,7 +36,7 @@ _BATCHERS: Mapping[str, Batcher] = {
     "dependencies": dependencies_batch,
     "sample_stats": sample_stats_batch,
     "values": values_batch,
-    **{table: partial(records_batch, table) for table in ("kpis", "costs", "events", "steps")},
+    **{table: partial(records_batch, table) for table in ("metrics", "costs", "events", "steps")},
 }
 Refuse = Callable[[str, Item, Exception], None]  # takes the queue of an item that cannot be written, the item, and why
 

@@ -103,7 +103,7 @@ def _options(table: str) -> dict[str, object]:
 
 
 class Lately:
-    """Row groups that were read last: what one series needs of them, its neighbours need too. Threads share it."""
+    """Row groups that were read last: what one series needs of them, its neighbors need too. Threads share it."""
 
     def __init__(self, most_bytes: int = 0) -> None:
         self._most_bytes = most_bytes

@@ -1,4 +1,4 @@
-"""What is read of a run as a whole: its state, its series, steps, KPIs, costs, events and graphs."""
+"""What is read of a run as a whole: its state, its series, steps, metrics, costs, events and graphs."""
 
 from __future__ import annotations
 
@@ -72,9 +72,9 @@ class SmallTables:
         last = np.append(key[1:] != key[:-1], values=True)[: len(key)]
         return self._ordered("steps", table if last.all() else table.filter(flags(last)), history=history)
 
-    def kpis(self, *, history: bool = False) -> pa.Table:
+    def metrics(self, *, history: bool = False) -> pa.Table:
         """Numbers of the training loop by name, rank and step: rank, session, step, name, value, time_s, type."""
-        table = self._ordered("kpis", self._whole("kpis"), history=history)
+        table = self._ordered("metrics", self._whole("metrics"), history=history)
         return table.set_column(table.num_columns - 1, "type", pc.fill_null(table["type"], texts([STEP_TYPE])[0]))
 
     def costs(self, *, history: bool = False) -> pa.Table:

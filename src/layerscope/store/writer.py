@@ -299,7 +299,7 @@ class FolderSink:
         self._backlog.give_up(Load())
         rows = {table: rows for table, rows in self._backlog.dropped.items() if rows}
         self._complaint = (
-            f"{self.run.path} could not be written to its end; rows lost: {rows or 'only KPIs and events'}."
+            f"{self.run.path} could not be written to its end; rows lost: {rows or 'only metrics and events'}."
         )
         self._lost = True
 

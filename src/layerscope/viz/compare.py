@@ -40,11 +40,11 @@ class Curves:
 
 @dataclass(frozen=True, slots=True)
 class CompareView:
-    """The KPIs of several runs, and one statistic of the same tensor in each."""
+    """The metrics of several runs, and one statistic of the same tensor in each."""
 
     first_step: int | None
     last_step: int | None
-    kpis: tuple[Curves, ...]
+    metrics: tuple[Curves, ...]
     tensor: Curves
 
 

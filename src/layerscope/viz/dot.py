@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 
 from layerscope.query.blocks import BlockRole
-from layerscope.viz.colour import is_dark
+from layerscope.viz.color import is_dark
 from layerscope.viz.graph import EdgeStyle, EdgeView, GraphView, GroupView, NodeView
 from layerscope.viz.theme import LIGHT
 
@@ -47,12 +47,12 @@ def _inside(
 
 def _node(node: NodeView) -> str:
     fill, outline = LIGHT.roles[node.role.value]
-    ink = "#ffffff" if node.colour and is_dark(node.colour) else LIGHT.ink
+    ink = "#ffffff" if node.color and is_dark(node.color) else LIGHT.ink
     label = _quoted("\n".join((node.title, *node.lines)))
     shape = SHAPES.get(node.role, "box")
     return (
         f"n{node.id} [label={label}, tooltip={_quoted(node.tooltip)}, shape={shape}, "
-        f'fillcolor="{node.colour or fill}", color="{outline}", fontcolor="{ink}"];'
+        f'fillcolor="{node.color or fill}", color="{outline}", fontcolor="{ink}"];'
     )
 
 

@@ -14,7 +14,7 @@ from layerscope.query.blocks import Block, BlockRole
 from layerscope.query.collapse import Drawable, Edge, Opening, collapse
 from layerscope.query.layers import Naming
 from layerscope.query.placement import Point
-from layerscope.viz.colour import ColourBar, colour_scale
+from layerscope.viz.color import ColorBar, color_scale
 from layerscope.viz.lettering import text_width
 from layerscope.viz.wording import Wording
 
@@ -40,7 +40,7 @@ class DrawOptions:
     depth: int | None = None  # None: as deep as can be read
     rolled: bool = True  # passes of a layer are one node
     focus: str | None = None  # one module: "encoder.0", or "encoder.0#2" for its second call
-    colour_by: str | Mapping[int, float] | None = None  # a numeric field of operations, or a number for each
+    color_by: str | Mapping[int, float] | None = None  # a numeric field of operations, or a number for each
     gradient: Collection[int] = ()  # operations that a backward pass reached
     expanded: Collection[str] = ()  # modules that are open whatever the depth
 
@@ -60,8 +60,8 @@ class NodeView:
     tooltip: str
     branches: bool  # used by more than one
     operations: tuple[int, ...]
-    value: float | None = None  # of the field the picture is coloured by
-    colour: str | None = None
+    value: float | None = None  # of the field the picture is colored by
+    color: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +106,7 @@ class GraphView:
     nodes: tuple[NodeView, ...]
     groups: tuple[GroupView, ...]  # from the outside in
     edges: tuple[EdgeView, ...]
-    colour_bar: ColourBar | None
+    color_bar: ColorBar | None
     parents: Mapping[int, int]  # node or group → the group it is drawn in; absent at the outermost level
 
 
@@ -130,7 +130,7 @@ def graph_view(record: PassRecord, naming: Naming, options: DrawOptions | None =
         nodes=tuple(nodes),
         groups=tuple(groups),
         edges=(*edges, *_gradient(drawable, arranged, frozenset(options.gradient))),
-        colour_bar=bar,
+        color_bar=bar,
         parents={block: blocks[block].parent for block in drawn},
     )
 
@@ -157,16 +157,16 @@ def _sizes(drawable: Drawable, wording: Wording) -> Sizes:
 
 def _nodes(
     drawable: Drawable, wording: Wording, arranged: Arrangement, options: DrawOptions
-) -> tuple[list[NodeView], ColourBar | None]:
+) -> tuple[list[NodeView], ColorBar | None]:
     visible = drawable.visible()
     users: dict[int, set[int]] = {}
     for edge in drawable.edges:
         users.setdefault(edge.source, set()).add(edge.target)
-    scale = colour_scale(drawable.nesting.record, visible, options.colour_by)
+    scale = color_scale(drawable.nesting.record, visible, options.color_by)
     nodes = []
     for block in visible:
         box = arranged.boxes[block.index]
-        value, colour = scale.of(block) if scale else (None, None)
+        value, color = scale.of(block) if scale else (None, None)
         nodes.append(
             NodeView(
                 id=block.index,
@@ -181,7 +181,7 @@ def _nodes(
                 branches=len(users.get(block.index, ())) > 1,
                 operations=tuple(block.operations),
                 value=value,
-                colour=colour,
+                color=color,
             )
         )
     return nodes, scale.bar if scale else None

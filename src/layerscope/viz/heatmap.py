@@ -12,12 +12,12 @@ from layerscope.viz.screen import Columns, Screen, columns
 
 MOST_CELLS = 1_500_000  # of one picture: with more rows there are fewer columns
 FEW_STEPS = 8  # of one column: looking at them side by side is quicker than column by column
-ROBUST = 0.005  # share of the values at either end that the colours of a linear scale may leave out
+ROBUST = 0.005  # share of the values at either end that the colors of a linear scale may leave out
 
 
 @dataclass(frozen=True, slots=True)
-class ColourScale:
-    """From where to where colours go; all None where there is no finite value."""
+class ColorScale:
+    """From where to where colors go; all None where there is no finite value."""
 
     low: float | None  # true extremes
     high: float | None
@@ -50,7 +50,7 @@ class HeatMapView:
     own: Ints  # which row of cells is the tensor's own, -1 if none
     whole: Ints  # which row of cells sums up the group, -1 for a row that is none
     cells: Cells
-    scale: ColourScale
+    scale: ColorScale
 
 
 @dataclass(slots=True)
@@ -108,7 +108,7 @@ def heat_map_view(matrix: Matrix, screen: Screen) -> HeatMapView:
         own=own,
         whole=whole,
         cells=cells.ravel(),
-        scale=colour_scale(values[states == VALUE]),
+        scale=color_scale(values[states == VALUE]),
     )
 
 
@@ -205,17 +205,17 @@ def _code(cells: Cells, states: States) -> None:
         cells[states == NAN] = np.nan
 
 
-def colour_scale(values: Cells) -> ColourScale:
+def color_scale(values: Cells) -> ColorScale:
     """The scale of some finite values."""
     if len(values) == 0:
-        return ColourScale(None, None, None, None, None, None)
+        return ColorScale(None, None, None, None, None, None)
     # Quantiles of a sample are near enough; the extremes are taken of all.
     sample = values[:: len(values) // 100_000] if len(values) > 200_000 else values
     near, far = np.quantile(sample, [ROBUST, 1 - ROBUST])
     magnitude = np.abs(sample[sample != 0])
     abs_low = float(np.quantile(magnitude, ROBUST)) if len(magnitude) else None
     low, high = float(values.min()), float(values.max())
-    return ColourScale(low, high, float(near), float(far), abs_low, max(-low, high) if abs_low is not None else None)
+    return ColorScale(low, high, float(near), float(far), abs_low, max(-low, high) if abs_low is not None else None)
 
 
 @dataclass(frozen=True, slots=True)

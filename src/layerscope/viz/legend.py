@@ -1,4 +1,4 @@
-"""The legend of a graph: what its colours and lines mean. Only what is in the picture."""
+"""The legend of a graph: what its colors and lines mean. Only what is in the picture."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from html import escape
 
 from layerscope.query.blocks import BlockRole
-from layerscope.viz.colour import STOPS, ColourBar
+from layerscope.viz.color import STOPS, ColorBar
 from layerscope.viz.graph import EdgeStyle, GraphView
 from layerscope.viz.lettering import text_width
 
@@ -36,8 +36,8 @@ def legend(view: GraphView, width: float) -> tuple[str, float]:
         parts.append(f'{shape}<text class="key" x="{SWATCH + 6:.0f}" y="11.5">{escape(text)}</text></g>')
         x += needed + BETWEEN
     height = (row + 1) * ROW if parts else 0.0
-    if view.colour_bar:
-        parts.append(f'<g transform="translate(0 {height:.1f})">{_bar(view.colour_bar)}</g>')
+    if view.color_bar:
+        parts.append(f'<g transform="translate(0 {height:.1f})">{_bar(view.color_bar)}</g>')
         height += BAR_HEIGHT + 34.0
     return "".join(parts), height
 
@@ -45,13 +45,13 @@ def legend(view: GraphView, width: float) -> tuple[str, float]:
 def _entries(view: GraphView) -> Iterator[tuple[str, str]]:
     """Swatch and meaning of everything that is in the picture."""
     box = f'<rect x="0.5" y="2" width="{SWATCH - 1:.0f}" height="11"'
-    if view.colour_bar is None:
+    if view.color_bar is None:
         roles = {node.role for node in view.nodes}
         for role, text in ROLES.items():
             if role in roles:
                 radius = 5.5 if role in (BlockRole.INPUT, BlockRole.OUTPUT) else 2.5
                 yield f'<g class="node {role.value}">{box} rx="{radius}"/></g>', text
-    elif any(node.colour is None for node in view.nodes):
+    elif any(node.color is None for node in view.nodes):
         yield f'<g class="node operation">{box} rx="2.5"/></g>', "no value"
     if any(node.branches for node in view.nodes):
         yield f'<circle class="branch" cx="{SWATCH / 2:.0f}" cy="7.5" r="3"/>', "used more than once"
@@ -65,7 +65,7 @@ def _head(style: EdgeStyle) -> str:
     return f'marker-end="url(#head-{style.value})"'
 
 
-def _bar(bar: ColourBar) -> str:
+def _bar(bar: ColorBar) -> str:
     stops = "".join(
         f'<stop offset="{at / (len(STOPS) - 1):.3f}" stop-color="{stop}"/>' for at, stop in enumerate(STOPS)
     )

@@ -14,7 +14,7 @@ from layerscope.query.callparts import MODEL, CallParts, Part, PartRole
 from layerscope.query.matrix import INF, MISSING, NAN, VALUE, Cells, Matrix
 from layerscope.query.rows import at_or_before, first_of_each
 from layerscope.records import CallNode, Flags, Floats, Graph, Ints, Kind
-from layerscope.viz.heatmap import ColourScale, colour_scale
+from layerscope.viz.heatmap import ColorScale, color_scale
 from layerscope.viz.lettering import text_width
 from layerscope.viz.nestedgraph import GroupOrder, NestedGraph, group_order
 
@@ -37,7 +37,7 @@ class ModuleGraph:
         self.parts = CallParts(graph)
         self._flops = flops or {}
         self._order = CallOrder(self.parts)
-        self._colouring: Colouring | None = None
+        self._coloring: Coloring | None = None
 
     @cached_property
     def view(self) -> NestedGraph:
@@ -80,11 +80,11 @@ class ModuleGraph:
     def numbers(self, matrices: Sequence[Matrix], step: int | None, every: int = 1) -> PartNumbers:
         """A statistic at one step, of the kind of the first matrix; others hold that of parts without this kind.
 
-        The scale of the colours is found once for all steps.
+        The scale of the colors is found once for all steps.
         """
-        if self._colouring is None or not self._colouring.is_of(matrices):
-            self._colouring = Colouring(self.parts, matrices)
-        return self._colouring.numbers(matrices, step, every)
+        if self._coloring is None or not self._coloring.is_of(matrices):
+            self._coloring = Coloring(self.parts, matrices)
+        return self._coloring.numbers(matrices, step, every)
 
     def has_group(self, index: int) -> bool:
         """Whether the number is that of a part with children."""
@@ -258,14 +258,14 @@ class PartNumbers:
     parts: Ints
     steps: Ints  # of the parts
     contexts: tuple[str, ...]  # of the parts; none where all are in the one asked for
-    sites: tuple[str, ...]  # of the tensors that colour them, where that is asked for
+    sites: tuple[str, ...]  # of the tensors that color them, where that is asked for
     ports: tuple[str, ...]
     values: Floats
-    scale: ColourScale  # of all steps
+    scale: ColorScale  # of all steps
 
 
-class Colouring:
-    """Which tensors of some matrices colour which parts of a graph, and their scale over all steps.
+class Coloring:
+    """Which tensors of some matrices color which parts of a graph, and their scale over all steps.
 
     A part takes the first matrix that has it, and of a site the first port. Parameters belong to every call of the
     module that has them; `weight` comes first.
@@ -276,7 +276,7 @@ class Colouring:
         for matrix in matrices:
             taken = {part for columns in self._columns for part in columns}
             self._columns.append({part: at for part, at in _columns(parts, matrix).items() if part not in taken})
-        self._scale = colour_scale(np.concatenate([_values(*each) for each in self._each(matrices)]))
+        self._scale = color_scale(np.concatenate([_values(*each) for each in self._each(matrices)]))
         self._of = [weakref.ref(matrix.values) for matrix in matrices]
 
     def is_of(self, matrices: Sequence[Matrix]) -> bool:

@@ -14,7 +14,7 @@ WIDEST = 1e8  # ratio of weights within one piece of a running mean
 
 @dataclass(frozen=True, slots=True)
 class ScalarView:
-    """A statistic or KPI over the steps: lowest, highest and last value of each column of the screen.
+    """A statistic or metric over the steps: lowest, highest and last value of each column of the screen.
 
     When `thinned` is false every column is one step and the three are the same number.
     """
@@ -31,10 +31,10 @@ class ScalarView:
     smooth: Floats  # running mean at the end of each column; empty where none is asked for
 
 
-def kpis_in_order(columns: list[str]) -> list[str]:
-    """Names of the KPIs in a table of them, losses first: they are what a training is judged by.
+def metrics_in_order(columns: list[str]) -> list[str]:
+    """Names of the metrics in a table of them, losses first: they are what a training is judged by.
 
-    >>> kpis_in_order(["step", "time_s", "accuracy", "eval_loss", "loss"])
+    >>> metrics_in_order(["step", "time_s", "accuracy", "eval_loss", "loss"])
     ['loss', 'eval_loss', 'accuracy']
     """
     names = [name for name in columns if name not in ("step", "time_s", "type")]

@@ -64,7 +64,7 @@ def columns(steps: Ints, width: int) -> Columns:
 
 
 def _extents(first: Ints, last: Ints, distinct: Ints) -> tuple[Floats, Floats]:
-    """Ends of the columns: half-way to the neighbour, unless that is far away."""
+    """Ends of the columns: half-way to the neighbor, unless that is far away."""
     usual = float(np.median(np.diff(distinct))) if len(distinct) > 1 else 1.0
     half = np.minimum(first[1:] - last[:-1], usual * JOINED_GAPS) / 2.0
     left: Floats = np.asarray(first - usual / 2.0, np.float64)

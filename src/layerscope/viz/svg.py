@@ -7,7 +7,7 @@ from html import escape
 
 from layerscope.query.placement import Point
 from layerscope.viz import graph
-from layerscope.viz.colour import is_dark
+from layerscope.viz.color import is_dark
 from layerscope.viz.graph import EdgeStyle, EdgeView, GraphView, GroupView, NodeView
 from layerscope.viz.legend import LEGEND_SIZE, legend
 from layerscope.viz.lettering import shortened, text_width
@@ -72,10 +72,10 @@ def _group(group: GroupView) -> str:
 
 
 def _node(node: NodeView) -> str:
-    centre, room = node.x + node.width / 2, node.width - 12.0
+    center, room = node.x + node.width / 2, node.width - 12.0
     radius = node.height / 2 if node.role.value in ("input", "output") else 5.0
-    style = f' style="fill:{node.colour}"' if node.colour else ""
-    ink = "" if node.colour is None else " on-dark" if is_dark(node.colour) else " on-light"
+    style = f' style="fill:{node.color}"' if node.color else ""
+    ink = "" if node.color is None else " on-dark" if is_dark(node.color) else " on-light"
     parts = [
         f'<g class="node {node.role.value}{ink}"><title>{escape(node.tooltip)}</title>',
         f'<rect x="{_n(node.x)}" y="{_n(node.y)}" width="{_n(node.width)}" height="{_n(node.height)}" '
@@ -87,14 +87,14 @@ def _node(node: NodeView) -> str:
             f'height="{_n(node.height - 6)}" rx="3"/>'
         )
     if node.branches:
-        parts.append(f'<circle class="branch" cx="{_n(centre)}" cy="{_n(node.y + node.height)}" r="3"/>')
+        parts.append(f'<circle class="branch" cx="{_n(center)}" cy="{_n(node.y + node.height)}" r="3"/>')
     baseline = node.y + graph.TITLE_LINE
     title = shortened(node.title, graph.TITLE_SIZE, room, bold=True)
-    parts.append(f'<text class="name" x="{_n(centre)}" y="{_n(baseline)}">{escape(title)}</text>')
+    parts.append(f'<text class="name" x="{_n(center)}" y="{_n(baseline)}">{escape(title)}</text>')
     for line in node.lines:
         baseline += graph.TEXT_LINE
         text = shortened(line, graph.LINE_SIZE, room)
-        parts.append(f'<text x="{_n(centre)}" y="{_n(baseline)}">{escape(text)}</text>')
+        parts.append(f'<text x="{_n(center)}" y="{_n(baseline)}">{escape(text)}</text>')
     return "".join((*parts, "</g>"))
 
 

@@ -16,7 +16,7 @@ from rich.text import Text
 
 from layerscope.query.table import SHORT_LIST, cell_text
 from layerscope.records import Floats, Ints
-from layerscope.viz.scalar import kpis_in_order, scalar_view
+from layerscope.viz.scalar import metrics_in_order, scalar_view
 from layerscope.viz.screen import Screen
 
 if TYPE_CHECKING:
@@ -137,17 +137,17 @@ def cell(value: object, column: str = "") -> Text:
 
 
 def overview(run: Run) -> RenderableType:
-    """What a run holds: its state, its KPIs with their curves, and its sites."""
+    """What a run holds: its state, its metrics with their curves, and its sites."""
     status = run.status()
-    kpis = run.kpis().arrow()
-    steps: Ints = kpis.column("step").to_numpy()
+    metrics = run.metrics().arrow()
+    steps: Ints = metrics.column("step").to_numpy()
     title = Text.assemble((run.name, "bold"), "  ", (status, STATUS_COLOURS.get(status, "red")))
     if len(steps):
         title.append(f"  {len(steps)} steps, the last is {steps[-1]}")
     parts: list[RenderableType] = [title]
-    names = kpis_in_order(kpis.column_names)
+    names = metrics_in_order(metrics.column_names)
     if names:
-        parts.append(_kpis(names, [kpis.column(name) for name in names], steps))
+        parts.append(_metrics(names, [metrics.column(name) for name in names], steps))
     if run.own_statistics:
         parts.append(Text(f"own statistics: {', '.join(run.own_statistics)}"))
     contexts = [context for context in run.series().arrow()["context"].unique().to_pylist() if context]
@@ -166,16 +166,16 @@ def _cost(cost: Table) -> list[Text]:
     return [Text(f"recording took {100 * took / whole:.3g} % of the time of {len(cost)} steps", "dim")]
 
 
-def _kpis(names: list[str], columns: list[object], steps: Ints) -> Grid:
+def _metrics(names: list[str], columns: list[object], steps: Ints) -> Grid:
     rows = []
     for name, column in zip(names, columns, strict=True):
-        values = np.array(column, np.float64)  # a KPI that a step did not have is NaN here
+        values = np.array(column, np.float64)  # a metric that a step did not have is NaN here
         given = np.asarray(column.is_valid(), np.bool_)  # type: ignore[attr-defined]
         kept = values[given]
         if len(kept):
             curve = sparkline(steps[given], kept)
             rows.append([Text(name), cell(float(kept[0])), cell(float(kept[-1])), curve])
-    return Grid({"KPI": False, "first": True, "last": True, "over the steps": False}, rows)
+    return Grid({"Metric": False, "first": True, "last": True, "over the steps": False}, rows)
 
 
 def _sites(run: Run) -> RenderableType:

@@ -1,6 +1,6 @@
-"""Colours of a drawn graph, light and dark, as a style sheet.
+"""Colors of a drawn graph, light and dark, as a style sheet.
 
-Roles differ in hue (the Okabe–Ito palette, safe for colour blindness) and in shape or outline as well. No CSS
+Roles differ in hue (the Okabe–Ito palette, safe for color blindness) and in shape or outline as well. No CSS
 variables: the renderers of SVG outside browsers do not know them.
 """
 
@@ -78,18 +78,18 @@ def stylesheet(*, dark: bool | None = None) -> str:
         ".node.parameter rect{stroke-width:1.8}.on-dark text,.on-dark .name{fill:#fff}.on-light text{fill:#000}"
     )
     if dark is not None:
-        return _colours(DARK if dark else LIGHT) + shape
-    return f"{_colours(LIGHT)}{shape}@media (prefers-color-scheme:dark){{{_colours(DARK)}}}"
+        return _colors(DARK if dark else LIGHT) + shape
+    return f"{_colors(LIGHT)}{shape}@media (prefers-color-scheme:dark){{{_colors(DARK)}}}"
 
 
-def _colours(theme: Theme) -> str:
+def _colors(theme: Theme) -> str:
     parts = [
         f".page{{fill:{theme.page}}}text{{fill:{theme.ink}}}.sub,.key,.group text{{fill:{theme.faint}}}",
         f".group .name{{fill:{theme.ink}}}.group rect{{stroke:{theme.border}}}.branch{{fill:{theme.line}}}",
         *(f".level{at} rect{{fill:{fill}}}" for at, fill in enumerate(theme.group)),
         *(
-            f".line.{name}{{stroke:{colour}}}.tip.{name}{{fill:{colour}}}"
-            for name, colour in (("flow", theme.line), ("back", theme.back), ("gradient", theme.gradient))
+            f".line.{name}{{stroke:{color}}}.tip.{name}{{fill:{color}}}"
+            for name, color in (("flow", theme.line), ("back", theme.back), ("gradient", theme.gradient))
         ),
         f".passes{{fill:{theme.back};stroke:{theme.page};stroke-width:3px;paint-order:stroke}}",
         *(f".{role} rect{{fill:{fill};stroke:{stroke}}}" for role, (fill, stroke) in theme.roles.items()),

@@ -1,4 +1,4 @@
-"""What is told of a training beside its tensors: its KPIs by group and type of step, its notes, its parameters."""
+"""What is told of a training beside its tensors: its metrics by group and type of step, its notes, its parameters."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from layerscope.viz.scalar import ScalarView
 
 
 @dataclass(frozen=True, slots=True)
-class KpiCurve:
-    """One KPI of one run in steps of one type."""
+class MetricCurve:
+    """One metric of one run in steps of one type."""
 
     run: str
     type: str
@@ -23,22 +23,22 @@ class KpiCurve:
 
 
 @dataclass(frozen=True, slots=True)
-class KpiChart:
-    """One KPI: `group/name` is called by its group and its name."""
+class MetricChart:
+    """One metric: `group/name` is called by its group and its name."""
 
     group: str
     name: str
-    curves: tuple[KpiCurve, ...]
+    curves: tuple[MetricCurve, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class KpisView:
-    """The KPIs of several runs by group; what one of the runs lacks is just not there."""
+class MetricsView:
+    """The metrics of several runs by group; what one of the runs lacks is just not there."""
 
     first_step: int | None
     last_step: int | None
     types: tuple[str, ...]
-    charts: tuple[KpiChart, ...]
+    charts: tuple[MetricChart, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,10 +65,10 @@ class NetworkView:
     total: int
 
 
-def split_kpi(name: str) -> tuple[str, str]:
-    """Group and name of a KPI.
+def split_metric(name: str) -> tuple[str, str]:
+    """Group and name of a metric.
 
-    >>> split_kpi("accuracy/last"), split_kpi("loss")
+    >>> split_metric("accuracy/last"), split_metric("loss")
     (('accuracy', 'last'), ('', 'loss'))
     """
     group, _, rest = name.rpartition("/")
@@ -76,8 +76,10 @@ def split_kpi(name: str) -> tuple[str, str]:
 
 
 def in_groups(names: Iterable[str]) -> list[str]:
-    """KPIs by group, those without one first, losses before others."""
-    return sorted(names, key=lambda name: (split_kpi(name)[0] != "", "loss" not in name.lower(), split_kpi(name)[0]))
+    """Metrics by group, those without one first, losses before others."""
+    return sorted(
+        names, key=lambda name: (split_metric(name)[0] != "", "loss" not in name.lower(), split_metric(name)[0])
+    )
 
 
 def network_view(run: str, graph: Graph | None, parameters: Sequence[tuple[str, tuple[int, ...]]]) -> NetworkView:

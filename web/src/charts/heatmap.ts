@@ -2,7 +2,7 @@
 
 import { ticks } from "../format";
 import type { HistogramView } from "../wire.gen";
-import { css, type Palette } from "./colours";
+import { css, type Palette } from "./colors";
 import { rimmed } from "./letters";
 import { drawLimits } from "./limits";
 import { LEFT, placeOf, RIGHT, type Span, stepTicks, xOf } from "./scale";
@@ -56,7 +56,7 @@ export function drawHeatmap(
   target: Target,
   view: HistogramView,
   span: Span,
-  colours: Palette,
+  colors: Palette,
   kept = false,
 ): void {
   const { canvas, width, height, ratio } = target;
@@ -65,9 +65,9 @@ export function drawHeatmap(
   const context = canvas.getContext("2d");
   if (context === null) return;
   context.scale(ratio, ratio);
-  context.font = colours.font;
+  context.font = colors.font;
   const box = boxOf(view, width, height);
-  const picture = new Picture(context, view, span, colours, box, !kept && ratio <= 1);
+  const picture = new Picture(context, view, span, colors, box, !kept && ratio <= 1);
   picture.grid();
   context.save();
   context.beginPath();
@@ -90,7 +90,7 @@ class Picture {
     private readonly context: CanvasRenderingContext2D,
     private readonly view: HistogramView,
     private readonly span: Span,
-    private readonly colours: Palette,
+    private readonly colors: Palette,
     private readonly box: Box,
     private readonly finely: boolean,
   ) {
@@ -106,8 +106,8 @@ class Picture {
   }
 
   grid(): void {
-    const { context, box, colours } = this;
-    context.strokeStyle = colours.grid;
+    const { context, box, colors } = this;
+    context.strokeStyle = colors.grid;
     context.lineWidth = 1;
     context.beginPath();
     for (const value of this.view.ticks) {
@@ -131,16 +131,16 @@ class Picture {
     if (view.left.length === 0 || wide === 0) return;
     const image = new ImageData(wide, bins);
     const pixels = new Uint32Array(image.data.buffer);
-    const { ramp } = this.colours;
+    const { ramp } = this.colors;
     this.columns((column, x, width) => {
       const from = Math.max(Math.round((x - LEFT) * ratio), 0);
       const to = Math.min(Math.round((x - LEFT + width) * ratio), wide);
       for (let bin = 0; bin < bins; bin++) {
         const shade = view.shades[column * bins + bin] ?? 0;
         if (shade === 0) continue;
-        const colour = ramp[shade] ?? 0;
+        const color = ramp[shade] ?? 0;
         const line = (bins - 1 - bin) * wide;
-        for (let pixel = line + from; pixel < line + to; pixel++) pixels[pixel] = colour;
+        for (let pixel = line + from; pixel < line + to; pixel++) pixels[pixel] = color;
       }
     });
     const source = document.createElement("canvas");
@@ -151,7 +151,7 @@ class Picture {
     context.drawImage(source, LEFT, box.top, wide / ratio, box.height);
   }
 
-  /** Every column with its place; whole pixels, so that neighbours neither overlap nor leave a seam. */
+  /** Every column with its place; whole pixels, so that neighbors neither overlap nor leave a seam. */
   private columns(each: (column: number, x: number, width: number) => void): void {
     for (let column = 0; column < this.view.left.length; column++) {
       const x = Math.round(this.x(this.view.left[column] ?? 0));
@@ -161,25 +161,25 @@ class Picture {
   }
 
   strips(): void {
-    const { context, view, box, colours } = this;
+    const { context, view, box, colors } = this;
     this.columns((column, x, width) => {
       if ((view.above[column] ?? 0) > 0) {
-        context.fillStyle = colours.warn;
+        context.fillStyle = colors.warn;
         context.fillRect(x, box.top, width, OVERFLOW);
       }
       if ((view.below[column] ?? 0) > 0) {
-        context.fillStyle = colours.warn;
+        context.fillStyle = colors.warn;
         context.fillRect(x, box.top + box.height - OVERFLOW, width, OVERFLOW);
       }
       const infinite = (view.pos_inf[column] ?? 0) + (view.neg_inf[column] ?? 0);
       const nan = view.nan[column] ?? 0;
       if (box.badTop !== null && nan + infinite > 0) {
-        context.fillStyle = nan > 0 ? colours.bad : colours.infinite;
+        context.fillStyle = nan > 0 ? colors.bad : colors.infinite;
         context.fillRect(x, box.badTop, Math.max(width, 2), STRIP);
       }
       const zeros = view.zero_shades[column] ?? 0;
       if (box.zeroTop !== null && zeros > 0) {
-        context.fillStyle = css(this.colours.ramp[zeros] ?? 0);
+        context.fillStyle = css(this.colors.ramp[zeros] ?? 0);
         context.fillRect(x, box.zeroTop, width, STRIP);
       }
     });
@@ -187,18 +187,18 @@ class Picture {
 
   /** Below the quantiles, and only where something was recorded: it must not be taken for the median, nor go on for it. */
   zeroLine(): void {
-    const { context, view, colours } = this;
+    const { context, view, colors } = this;
     const [least = 0, most = 0] = [view.edges[0], view.edges.at(-1)];
     if (least >= 0 || most <= 0 || view.left.length === 0) return;
     const y = Math.round(this.y(0)) + 0.5;
     context.beginPath();
     context.moveTo(this.x(view.left[0] ?? 0), y);
     context.lineTo(this.x(view.right.at(-1) ?? 0), y);
-    for (const [colour, dash] of [
-      [colours.halo, []],
-      [colours.line, [6, 4]],
+    for (const [color, dash] of [
+      [colors.halo, []],
+      [colors.line, [6, 4]],
     ] as const) {
-      context.strokeStyle = colour;
+      context.strokeStyle = color;
       context.globalAlpha = 0.6;
       context.setLineDash([...dash]);
       context.lineWidth = 1;
@@ -221,37 +221,37 @@ class Picture {
   }
 
   limits(): void {
-    const { context, view, box, colours } = this;
+    const { context, view, box, colors } = this;
     if (view.limits === null) return;
     const place = (value: number) => this.y(value);
     const field = { left: LEFT, ...box, upright: false, edges: view.edges, place };
-    drawLimits(context, view.limits, field, colours);
+    drawLimits(context, view.limits, field, colors);
   }
 
   /** Dotted, on the ground of the page: the smallest and the largest values. */
   private outermost(values: Float64Array): void {
-    const { context, colours } = this;
+    const { context, colors } = this;
     context.setLineDash([2, 3]);
     this.stroke(
       this.path((column) => values[column] ?? Number.NaN),
       1,
       0.6,
-      colours.text,
+      colors.text,
     );
     context.setLineDash([]);
   }
 
-  /** With a rim: it crosses bright and dark colours. */
+  /** With a rim: it crosses bright and dark colors. */
   private line(value: (column: number) => number, width: number, alpha: number): void {
     const path = this.path(value);
-    this.stroke(path, width + 1.6, alpha * 0.6, this.colours.halo);
-    this.stroke(path, width, alpha, this.colours.line);
+    this.stroke(path, width + 1.6, alpha * 0.6, this.colors.halo);
+    this.stroke(path, width, alpha, this.colors.line);
   }
 
-  private stroke(path: Path2D, width: number, alpha: number, colour: string): void {
+  private stroke(path: Path2D, width: number, alpha: number, color: string): void {
     const { context } = this;
     context.globalAlpha = alpha;
-    context.strokeStyle = colour;
+    context.strokeStyle = color;
     context.lineJoin = "round";
     if (this.finely && width > 1) {
       // Without a graphics card the outline of a wide line takes longer than four lines of one pixel.
@@ -289,8 +289,8 @@ class Picture {
   }
 
   axes(): void {
-    const { context, view, box, colours } = this;
-    context.fillStyle = colours.muted;
+    const { context, view, box, colors } = this;
+    context.fillStyle = colors.muted;
     context.textAlign = "right";
     context.textBaseline = "middle";
     const powersOfTwo = view.axis === "log";
@@ -307,9 +307,9 @@ class Picture {
     });
     if (box.zeroTop !== null) context.fillText("0", LEFT - 8, box.zeroTop + STRIP / 2 + 1);
     if (box.badTop !== null) {
-      context.fillStyle = colours.bad;
+      context.fillStyle = colors.bad;
       context.fillText("NaN, Inf", LEFT - 8, box.badTop + STRIP / 2);
-      context.fillStyle = colours.muted;
+      context.fillStyle = colors.muted;
     }
     context.textAlign = "center";
     context.textBaseline = "bottom";
@@ -321,7 +321,7 @@ class Picture {
 
   /** Names of the lines at their right ends; the less important one of two that would overlap is left out, quartiles both. */
   lineNames(): void {
-    const { context, view, box, colours } = this;
+    const { context, view, box, colors } = this;
     const last = view.left.length - 1;
     if (last < 0) return;
     const shares = view.shares.length;
@@ -344,12 +344,12 @@ class Picture {
     context.textAlign = "left";
     context.textBaseline = "middle";
     // On a rim: where a run ends early there are lines of the grid.
-    const write = (text: string, y: number) => rimmed(context, text, x, y, colours);
+    const write = (text: string, y: number) => rimmed(context, text, x, y, colors);
     const ranked = [0, 1, 2].flatMap((rank) => named.filter((line) => line.rank === rank));
     for (const { text, value, rank } of ranked) {
       if (!isFree(value)) continue;
       taken.push(yOf(value));
-      context.fillStyle = rank === 0 ? colours.text : colours.muted;
+      context.fillStyle = rank === 0 ? colors.text : colors.muted;
       write(text, yOf(value));
     }
     const quartiles = named.filter(({ rank }) => rank === 3);

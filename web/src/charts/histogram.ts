@@ -2,7 +2,7 @@
 
 import { share, ticks } from "../format";
 import type { HistogramsView, HistogramView, StepHistogram } from "../wire.gen";
-import type { Palette } from "./colours";
+import type { Palette } from "./colors";
 import type { Target } from "./heatmap";
 import type { Cell } from "./keep";
 import { rimmed } from "./letters";
@@ -25,8 +25,8 @@ export function drawHistogram(
   { canvas, width, height, ratio }: Target,
   view: HistogramsView,
   run: StepHistogram,
-  colour: string,
-  colours: Palette,
+  color: string,
+  colors: Palette,
   kept: boolean,
 ): void {
   canvas.width = Math.round(width * ratio);
@@ -36,23 +36,23 @@ export function drawHistogram(
   context.scale(ratio, ratio);
   const bin = width / (view.edges.length - 1);
   const texts = ticks(Array.from(view.ticks), view.axis === "log");
-  context.font = colours.font;
+  context.font = colors.font;
   context.textAlign = "center";
   context.textBaseline = "bottom";
   context.lineWidth = 1;
   view.ticks.forEach((x, at) => {
     const place = Math.round(placeOf(x, view.edges) * bin) + 0.5;
-    context.strokeStyle = x === 0 ? colours.muted : colours.grid;
+    context.strokeStyle = x === 0 ? colors.muted : colors.grid;
     context.setLineDash(x === 0 ? [5, 4] : []);
     context.beginPath();
     context.moveTo(place, 0);
     context.lineTo(place, height);
     context.stroke();
-    context.fillStyle = colours.muted;
+    context.fillStyle = colors.muted;
     if (kept) context.fillText(texts[at] ?? "", place, height + AXIS - 2);
   });
   context.setLineDash([]);
-  context.fillStyle = colour;
+  context.fillStyle = color;
   context.globalAlpha = 0.8;
   context.beginPath();
   context.moveTo(0, height);
@@ -66,11 +66,11 @@ export function drawHistogram(
   context.closePath();
   context.fill();
   context.globalAlpha = 1;
-  scaleLine(context, view, run, height, width, colours);
+  scaleLine(context, view, run, height, width, colors);
   if (view.limits === null) return;
   const place = (value: number) => placeOf(value, view.edges) * bin;
   const field = { left: 0, top: 0, width, height, upright: true, edges: view.edges, place };
-  drawLimits(context, view.limits, field, colours);
+  drawLimits(context, view.limits, field, colors);
 }
 
 /** What the height means. */
@@ -80,11 +80,11 @@ function scaleLine(
   run: StepHistogram,
   height: number,
   width: number,
-  colours: Palette,
+  colors: Palette,
 ): void {
   const y = Math.round(height * (1 - HEADROOM)) + 0.5;
   const among = view.runs.length > 1 ? "highest bin of all runs" : "highest bin";
-  context.strokeStyle = colours.muted;
+  context.strokeStyle = colors.muted;
   context.setLineDash([2, 3]);
   context.beginPath();
   context.moveTo(0, y);
@@ -95,11 +95,11 @@ function scaleLine(
   const most = mostOf(view);
   const texts = [most > 0 ? `${among}: ${share(most, 1)}` : "nothing on this axis"];
   if (zeros > 0) texts.push(`${share(zeros, run.numbers[0] ?? 0)} are 0, which has no exponent`);
-  context.fillStyle = colours.text;
+  context.fillStyle = colors.text;
   context.textAlign = "left";
   context.textBaseline = "top";
   texts.forEach((text, at) => {
-    rimmed(context, text, 4, y + 3 + 14 * at, colours);
+    rimmed(context, text, 4, y + 3 + 14 * at, colors);
   });
 }
 

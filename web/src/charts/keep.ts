@@ -144,7 +144,7 @@ export function matrixTable(view: HeatMapView): readonly (readonly Cell[])[] {
   return rows;
 }
 
-/** The nodes of a graph as a table, with the numbers that colour them. */
+/** The nodes of a graph as a table, with the numbers that color them. */
 export function nodeTable(
   graph: NestedGraph,
   keys: readonly string[],

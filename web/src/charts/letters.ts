@@ -1,6 +1,6 @@
 /** Words on a picture. */
 
-import type { Palette } from "./colours";
+import type { Palette } from "./colors";
 
 /** Letters on a rim of the ground: whatever lies below does not run through them, and is not hidden as by a box. */
 export function rimmed(
@@ -8,9 +8,9 @@ export function rimmed(
   text: string,
   x: number,
   y: number,
-  colours: Palette,
+  colors: Palette,
 ): void {
-  context.strokeStyle = colours.ground;
+  context.strokeStyle = colors.ground;
   context.lineWidth = 3;
   context.lineJoin = "round";
   context.strokeText(text, x, y);

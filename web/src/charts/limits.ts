@@ -2,7 +2,7 @@
 
 import { share, ticks, value } from "../format";
 import type { Limits } from "../wire.gen";
-import type { Palette } from "./colours";
+import type { Palette } from "./colors";
 import { rimmed } from "./letters";
 
 /** Pixels that a picture needs for names of lines. */
@@ -56,17 +56,17 @@ export function drawLimits(
   context: CanvasRenderingContext2D,
   limits: Limits,
   field: Field,
-  colours: Palette,
+  colors: Palette,
 ): void {
   const [least = 0, most = 0] = [field.edges[0], field.edges.at(-1)];
   context.save();
-  context.font = colours.font;
+  context.font = colors.font;
   context.textAlign = "left";
   context.textBaseline = "alphabetic";
   const shown = linesOf(limits)
     .map((line, index) => ({ ...line, index, place: Math.round(field.place(line.at)) + 0.5 }))
     .filter(({ at }) => at >= least && at <= most);
-  for (const { place } of shown) stroke(context, field, place, colours);
+  for (const { place } of shown) stroke(context, field, place, colors);
   const named = field.upright ? field.width >= ROOM : field.height >= ROOM / 2;
   for (const { texts, index, place } of named ? shown : []) {
     const others = shown.flatMap((other) => (other.index === index ? [] : [other.place]));
@@ -74,8 +74,8 @@ export function drawLimits(
     const found = besideLine(field, place, index, sized, others);
     if (found === null) continue;
     const [text, x, y] = found;
-    context.fillStyle = colours.text;
-    rimmed(context, text, x, y, colours);
+    context.fillStyle = colors.text;
+    rimmed(context, text, x, y, colors);
   }
   context.restore();
 }
@@ -116,7 +116,7 @@ function stroke(
   context: CanvasRenderingContext2D,
   { left, top, width, height, upright }: Field,
   place: number,
-  colours: Palette,
+  colors: Palette,
 ): void {
   context.beginPath();
   if (upright) {
@@ -126,13 +126,13 @@ function stroke(
     context.moveTo(left, place);
     context.lineTo(left + width, place);
   }
-  for (const [colour, thick] of [
-    [colours.ground, 3],
-    [colours.text, 1.2],
+  for (const [color, thick] of [
+    [colors.ground, 3],
+    [colors.text, 1.2],
   ] as const) {
-    context.strokeStyle = colour;
+    context.strokeStyle = color;
     context.lineWidth = thick;
-    context.setLineDash(colour === colours.ground ? [] : [8, 4]);
+    context.setLineDash(color === colors.ground ? [] : [8, 4]);
     context.stroke();
   }
   context.setLineDash([]);

@@ -16,7 +16,7 @@ function curve(steps: number[], values: number[]): Curve {
     not_finite: Float64Array.from(values, (x) => (Number.isFinite(x) ? 0 : 1)),
     smooth: new Float64Array(0),
   };
-  return { view, colour: "red" };
+  return { view, color: "red" };
 }
 
 const ONE = [curve([0, 1, 2], [1, Number.POSITIVE_INFINITY, -2])];

@@ -3,7 +3,7 @@
 import uPlot from "uplot";
 import { ticks } from "../format";
 import type { ScalarView } from "../wire.gen";
-import type { Palette } from "./colours";
+import type { Palette } from "./colors";
 import { logTicks, RIGHT, type Span, stepTicks } from "./scale";
 
 /** Between ticks: uPlot's own end at 1e16, and a loss that explodes goes on. */
@@ -16,7 +16,7 @@ const SPACE = 26;
 
 export interface Curve {
   readonly view: ScalarView;
-  readonly colour: string;
+  readonly color: string;
   /** Lengths of dashes and gaps; a line without any is whole. */
   readonly dash?: readonly number[];
   /** Whether the line is broad: where others lie on it, both are seen. */
@@ -29,9 +29,9 @@ export interface LineStyle {
   /** Room to the left of the plot. */
   readonly left: number;
   readonly log: boolean;
-  readonly colours: Palette;
-  /** Whether the steps are labelled. */
-  readonly labelled: boolean;
+  readonly colors: Palette;
+  /** Whether the steps are labeled. */
+  readonly labeled: boolean;
 }
 
 type Column = (number | null)[];
@@ -70,7 +70,7 @@ export function valueSpan(data: uPlot.AlignedData, log: boolean, span: Span): Sp
   for (const column of columns) {
     for (let at = 0; at < column.length; at++) {
       const x = column[at];
-      // With the neighbours beyond both ends, which the line comes from and goes to.
+      // With the neighbors beyond both ends, which the line comes from and goes to.
       const isSeen = (steps[at + 1] ?? span.min) >= span.min && (steps[at - 1] ?? span.max) <= span.max;
       if (x === null || x === undefined || !isSeen) continue;
       if (x < min) min = x;
@@ -93,17 +93,17 @@ export function lineOptions(
   values: () => Span,
   curves: () => readonly Curve[],
 ): uPlot.Options {
-  const { colours } = style;
+  const { colors } = style;
   const axis = {
-    stroke: colours.muted,
-    font: colours.font,
-    grid: { stroke: colours.grid, width: 1 },
+    stroke: colors.muted,
+    font: colors.font,
+    grid: { stroke: colors.grid, width: 1 },
     ticks: { show: false },
   };
   return {
     width: style.width,
     height: style.height,
-    padding: [6, RIGHT, style.labelled ? 0 : 6, 0],
+    padding: [6, RIGHT, style.labeled ? 0 : 6, 0],
     legend: { show: false },
     cursor: { show: false },
     select: { show: false, left: 0, top: 0, width: 0, height: 0 },
@@ -114,11 +114,10 @@ export function lineOptions(
     axes: [
       {
         ...axis,
-        size: style.labelled ? 24 : 0,
+        size: style.labeled ? 24 : 0,
         gap: 6, // a curve at the lower end has dots
         splits: (chart) => stepTicks(span(), chart.over.clientWidth || style.width - style.left - RIGHT),
-        values: (_chart, splits) =>
-          splits.map((step) => (style.labelled ? step.toLocaleString("en-US") : "")),
+        values: (_chart, splits) => splits.map((step) => (style.labeled ? step.toLocaleString("en-US") : "")),
       },
       {
         ...axis,
@@ -136,19 +135,19 @@ export function lineOptions(
       },
     ],
     series: [{}, ...curves().flatMap(seriesOf)],
-    bands: curves().map(({ colour }, at) => ({
+    bands: curves().map(({ color }, at) => ({
       series: [at * PER_CURVE + 2, at * PER_CURVE + 1],
-      fill: `color-mix(in srgb, ${colour} 28%, transparent)`,
+      fill: `color-mix(in srgb, ${color} 28%, transparent)`,
     })),
-    hooks: { draw: [(chart) => markBad(chart, curves(), colours)] },
+    hooks: { draw: [(chart) => markBad(chart, curves(), colors)] },
   };
 }
 
-function seriesOf({ view, colour, dash = [], broad = false }: Curve): uPlot.Series[] {
+function seriesOf({ view, color, dash = [], broad = false }: Curve): uPlot.Series[] {
   const width = broad ? 3 : 1.6;
   const hidden = { stroke: "transparent", points: { show: false } };
   const faint = view.smooth.length > 0;
-  const stroke = faint ? `color-mix(in srgb, ${colour} 40%, transparent)` : colour;
+  const stroke = faint ? `color-mix(in srgb, ${color} 40%, transparent)` : color;
   return [
     hidden,
     hidden,
@@ -156,19 +155,19 @@ function seriesOf({ view, colour, dash = [], broad = false }: Curve): uPlot.Seri
       stroke,
       dash: [...dash],
       width: faint ? 1 : width,
-      points: faint ? { show: false } : { size: 2.4 + width, fill: colour, stroke: colour },
+      points: faint ? { show: false } : { size: 2.4 + width, fill: color, stroke: color },
     },
-    { stroke: colour, dash: [...dash], width: 2, points: { show: false } },
+    { stroke: color, dash: [...dash], width: 2, points: { show: false } },
   ];
 }
 
 /** A mark at the top of the plot where a value was NaN or infinite: the line alone would only show a gap. */
-function markBad(chart: uPlot, curves: readonly Curve[], colours: Palette): void {
+function markBad(chart: uPlot, curves: readonly Curve[], colors: Palette): void {
   const { ctx, bbox } = chart;
   const height = (curves.length === 1 ? 16 : 6) * devicePixelRatio; // the mark of a trace hides the upper part
   ctx.save();
-  curves.forEach(({ view, colour }, row) => {
-    ctx.fillStyle = curves.length === 1 ? colours.bad : colour;
+  curves.forEach(({ view, color }, row) => {
+    ctx.fillStyle = curves.length === 1 ? colors.bad : color;
     view.not_finite.forEach((count, at) => {
       if (count === 0) return;
       const x = chart.valToPos(view.last_steps[at] ?? 0, "x", true);

@@ -1,5 +1,5 @@
 import { expect, test } from "vitest";
-import type { Palette } from "./colours";
+import type { Palette } from "./colors";
 import { endsOf, painter, shadingOf } from "./matrix";
 
 const DIFFERENCES = { low: -2e4, high: 5, robust_low: -9e3, robust_high: 1, abs_low: 1e-9, abs_high: 2e4 };
@@ -10,7 +10,7 @@ const COLOURS = {
   diverging: Uint32Array.from({ length: 256 }, (_, at) => at + 1),
 } as unknown as Palette;
 
-test("on a logarithmic scale of both signs small and large differences have different colours", () => {
+test("on a logarithmic scale of both signs small and large differences have different colors", () => {
   const shading = shadingOf(DIFFERENCES, true, true);
   if (shading === null) throw new Error("no scale");
   expect(endsOf(shading).map(Math.round)).toEqual([-2e4, 2e4]);

@@ -1,8 +1,8 @@
-/** Draws one number of many tensors over the steps: a row per tensor, a column per step. Colours and places only. */
+/** Draws one number of many tensors over the steps: a row per tensor, a column per step. Colors and places only. */
 
 import { value } from "../format";
-import type { ColourScale, HeatMapView } from "../wire.gen";
-import { css, type Palette, packed, RAMP_STEPS } from "./colours";
+import type { ColorScale, HeatMapView } from "../wire.gen";
+import { css, type Palette, packed, RAMP_STEPS } from "./colors";
 import type { Target } from "./heatmap";
 import { RIGHT, type Span, stepTicks, xOf } from "./scale";
 
@@ -10,13 +10,13 @@ export const AXIS = 20;
 /** A logarithmic scale of both signs reaches that many decades down from the largest magnitude. */
 const DECADES = 10;
 
-/** How numbers become colours. */
+/** How numbers become colors. */
 export interface Shading {
   /** Ends of the scale: numbers, or decimal logarithms of magnitudes. */
   readonly low: number;
   readonly high: number;
   readonly log: boolean;
-  /** Whether the middle of the colours is zero; on a logarithmic scale it is every magnitude below the lower end. */
+  /** Whether the middle of the colors is zero; on a logarithmic scale it is every magnitude below the lower end. */
   readonly diverging: boolean;
   /** Whether some numbers lie beyond the ends. */
   readonly cutLow: boolean;
@@ -31,7 +31,7 @@ export interface Sight {
   readonly rowHeight: number;
 }
 
-export function shadingOf(scale: ColourScale, log: boolean, diverging: boolean): Shading | null {
+export function shadingOf(scale: ColorScale, log: boolean, diverging: boolean): Shading | null {
   const { low, high, robust_low, robust_high, abs_low, abs_high } = scale;
   if (low === null || high === null || robust_low === null || robust_high === null) return null;
   if (diverging && log && abs_low !== null && abs_high !== null) {
@@ -62,26 +62,26 @@ export function shadingOf(scale: ColourScale, log: boolean, diverging: boolean):
   return { low: from, high: to, log: false, diverging: false, cutLow: low < from, cutHigh: high > to };
 }
 
-/** The numbers at the ends of the colours. */
+/** The numbers at the ends of the colors. */
 export function endsOf({ low, high, log, diverging }: Shading): [least: number, most: number] {
   if (!log) return [low, high];
   return [diverging ? -(10 ** high) : 10 ** low, 10 ** high];
 }
 
-/** A colour for each number; 0, which is transparent, where there is none. */
-export function painter(shading: Shading | null, colours: Palette): (x: number) => number {
-  const [nan, infinite] = [packed(colours.bad), packed(colours.infinite)];
-  const ramp = shading?.diverging ? colours.diverging : colours.ramp;
+/** A color for each number; 0, which is transparent, where there is none. */
+export function painter(shading: Shading | null, colors: Palette): (x: number) => number {
+  const [nan, infinite] = [packed(colors.bad), packed(colors.infinite)];
+  const ramp = shading?.diverging ? colors.diverging : colors.ramp;
   const { low, high, log, diverging } = shading ?? { low: 0, high: 1, log: false, diverging: false };
   const factor = RAMP_STEPS / (high - low);
   const middle = RAMP_STEPS / 2;
-  const colourAt = (at: number) => ramp[at <= 0 ? 0 : at >= RAMP_STEPS ? RAMP_STEPS - 1 : at | 0] ?? 0;
+  const colorAt = (at: number) => ramp[at <= 0 ? 0 : at >= RAMP_STEPS ? RAMP_STEPS - 1 : at | 0] ?? 0;
   return (x) => {
     if (Number.isNaN(x)) return nan;
     if (x === Number.POSITIVE_INFINITY) return infinite;
     if (x === Number.NEGATIVE_INFINITY) return 0;
     const at = ((log ? Math.log10(x < 0 ? -x : x) : x) - low) * factor;
-    return colourAt(log && diverging ? middle + (Math.sign(x) * Math.max(at, 0)) / 2 : at);
+    return colorAt(log && diverging ? middle + (Math.sign(x) * Math.max(at, 0)) / 2 : at);
   };
 }
 
@@ -91,7 +91,7 @@ export function drawMatrix(
   sight: Sight,
   frame: { span: Span; left: number },
   paint: (x: number) => number,
-  colours: Palette,
+  colors: Palette,
 ): void {
   const { canvas, width, height, ratio } = target;
   canvas.width = Math.round(width * ratio);
@@ -105,7 +105,7 @@ export function drawMatrix(
   context.beginPath();
   context.rect(frame.left, 0, inner, bottom);
   context.clip();
-  hatch(context, sight, { x: frame.left, width: inner }, colours);
+  hatch(context, sight, { x: frame.left, width: inner }, colors);
   const image = cellsOf(view, sight, frame.span, Math.round(inner * ratio), paint);
   if (image !== null) {
     const source = document.createElement("canvas");
@@ -116,8 +116,8 @@ export function drawMatrix(
     context.drawImage(source, frame.left, sight.top, inner, sight.cells.length * sight.rowHeight);
   }
   context.restore();
-  context.fillStyle = colours.muted;
-  context.font = colours.font;
+  context.fillStyle = colors.muted;
+  context.font = colors.font;
   context.textAlign = "center";
   context.textBaseline = "bottom";
   for (const step of stepTicks(frame.span, inner))
@@ -131,7 +131,7 @@ export function drawNames(
   names: readonly string[],
   left: number,
   shading: Shading | null,
-  colours: Palette,
+  colors: Palette,
 ): void {
   const context = canvas.getContext("2d");
   if (context === null) return;
@@ -140,8 +140,8 @@ export function drawNames(
   context.beginPath();
   context.rect(0, 0, left - 4, height - AXIS);
   context.clip();
-  context.fillStyle = colours.text;
-  context.font = colours.font;
+  context.fillStyle = colors.text;
+  context.font = colors.font;
   context.textAlign = "left";
   context.textBaseline = "middle";
   names.forEach((name, at) => {
@@ -149,13 +149,13 @@ export function drawNames(
     if (name !== "") context.fillText(name.trimStart(), 8 + 4.5 * indent, top + (at + 0.5) * rowHeight);
   });
   context.restore();
-  if (shading !== null) scaleBar(context, shading, height - AXIS / 2, colours);
+  if (shading !== null) scaleBar(context, shading, height - AXIS / 2, colors);
 }
 
-function scaleBar(context: CanvasRenderingContext2D, shading: Shading, y: number, colours: Palette): void {
-  const ramp = shading.diverging ? colours.diverging : colours.ramp;
+function scaleBar(context: CanvasRenderingContext2D, shading: Shading, y: number, colors: Palette): void {
+  const ramp = shading.diverging ? colors.diverging : colors.ramp;
   const [least, most] = endsOf(shading);
-  context.fillStyle = colours.muted;
+  context.fillStyle = colors.muted;
   context.textBaseline = "middle";
   context.textAlign = "left";
   const low = value(least, 3);
@@ -173,7 +173,7 @@ function hatch(
   context: CanvasRenderingContext2D,
   { cells, top, rowHeight }: Sight,
   { x, width }: { x: number; width: number },
-  colours: Palette,
+  colors: Palette,
 ): void {
   const height = top + cells.length * rowHeight;
   context.save();
@@ -182,7 +182,7 @@ function hatch(
     if (row >= 0) context.rect(x, top + at * rowHeight, width, rowHeight);
   });
   context.clip();
-  context.strokeStyle = colours.muted;
+  context.strokeStyle = colors.muted;
   context.globalAlpha = 0.4;
   context.lineWidth = 1;
   context.beginPath();
@@ -220,11 +220,11 @@ function cellsOf(
     for (let column = 0; column < columns; column++) {
       const x = view.cells[base + column] ?? Number.NEGATIVE_INFINITY;
       if (x === Number.NEGATIVE_INFINITY) continue;
-      const colour = paint(x);
+      const color = paint(x);
       const finite = Number.isFinite(x);
       const last = line + (to[column] ?? 0);
       for (let pixel = line + (from[column] ?? 0); pixel < last; pixel++)
-        if (!finite || out[pixel] === 0) out[pixel] = colour;
+        if (!finite || out[pixel] === 0) out[pixel] = color;
     }
   });
   return image;

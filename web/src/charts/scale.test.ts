@@ -35,12 +35,12 @@ test("what was last until a step is found, and nothing before the first", () => 
   expect([-1, 0, 9, 10, 99].map((step) => lastUntil(steps, step))).toEqual([-1, 0, 0, 1, 2]);
 });
 
-test("steps are labelled by round whole numbers", () => {
+test("steps are labeled by round whole numbers", () => {
   expect(stepTicks({ min: -0.5, max: 399.5 }, 900)).toEqual([0, 50, 100, 150, 200, 250, 300, 350]);
   expect(stepTicks({ min: -0.5, max: 2.5 }, 900)).toEqual([0, 1, 2]);
 });
 
-test("a logarithmic axis is labelled at powers of ten, and between them when there are few", () => {
+test("a logarithmic axis is labeled at powers of ten, and between them when there are few", () => {
   expect(logTicks({ min: 3e-7, max: 2e-2 }, 10)).toEqual([1e-6, 1e-5, 1e-4, 1e-3, 1e-2]);
   expect(logTicks({ min: 1e-12, max: 1 }, 5)).toEqual([1e-12, 1e-9, 1e-6, 1e-3, 1]);
   expect(logTicks({ min: 0.15, max: 1.3 }, 5)).toEqual([0.2, 0.5, 1]);

@@ -16,7 +16,7 @@ test("a path on a canvas keeps its outline", async () => {
   expect(circle.d).toBe("M5 0L5 0A5 5 0 0 1 -5 0A5 5 0 0 1 5 0");
 });
 
-test("colours lose their transparency to a number of their own, names their markup", async () => {
+test("colors lose their transparency to a number of their own, names their markup", async () => {
   const { escaped, solid } = await import("./svg");
   expect(solid("#56b4e9")).toEqual(["#56b4e9", 1]);
   expect(solid("rgba(1, 2, 3, 0.5)")).toEqual(["rgb(1,2,3)", 0.5]);

@@ -259,14 +259,14 @@ class Writing {
   }
 
   private paint(what: "fill" | "stroke", style: Style): string {
-    const [colour, alpha] = solid(typeof style === "string" ? style : "#808080");
+    const [color, alpha] = solid(typeof style === "string" ? style : "#808080");
     const opacity = alpha * this.context.globalAlpha;
-    return `${what}="${colour}"${opacity < 1 ? ` ${what}-opacity="${short(opacity)}"` : ""}`;
+    return `${what}="${color}"${opacity < 1 ? ` ${what}-opacity="${short(opacity)}"` : ""}`;
   }
 }
 
-/** A colour without its transparency, in words that every program takes, and the transparency. */
-export function solid(style: string): [colour: string, alpha: number] {
+/** A color without its transparency, in words that every program takes, and the transparency. */
+export function solid(style: string): [color: string, alpha: number] {
   const numbers = (style.match(/-?[\d.]+(?:e-?\d+)?/g) ?? []).map(Number);
   if (style.startsWith("#") || numbers.length < 3) return [style, 1];
   const [red = 0, green = 0, blue = 0, alpha = 1] = numbers;

@@ -23,7 +23,7 @@ export type Extents = (child: number) => Extent;
 type Weighted = readonly [value: number, weight: number];
 type Near = readonly [spot: number, offset: number, weight: number];
 
-/** Where a link leaves and arrives, measured from the centres of its spots. */
+/** Where a link leaves and arrives, measured from the centers of its spots. */
 export function linkEnds(ordering: Ordering, extents: Extents, link: Link): [number, number] {
   const tensor = ordering.flows[link.flow]?.tensor ?? NOTHING;
   const upper = ordering.spots[link.upper]?.child ?? NOTHING;
@@ -80,10 +80,10 @@ export function median(weighted: readonly Weighted[]): number {
   return ordered.at(-1)?.[0] ?? 0;
 }
 
-/** The centre of each spot: each layer settles under its neighbours, down and up in turn; long lines are straightened. */
+/** The center of each spot: each layer settles under its neighbors, down and up in turn; long lines are straightened. */
 export function across(ordering: Ordering, extents: Extents): number[] {
   const { spots, layers } = ordering;
-  const [up, down] = neighbours(ordering, extents);
+  const [up, down] = neighbors(ordering, extents);
   const apart = layers.map((layer) => distances(ordering, extents, layer));
   const x = new Array<number>(spots.length).fill(0);
   layers.forEach((layer, number) => {
@@ -103,7 +103,7 @@ export function across(ordering: Ordering, extents: Extents): number[] {
   return x;
 }
 
-function neighbours(ordering: Ordering, extents: Extents): [Near[][], Near[][]] {
+function neighbors(ordering: Ordering, extents: Extents): [Near[][], Near[][]] {
   const { spots, links } = ordering;
   const up: Near[][] = spots.map(() => []);
   const down: Near[][] = spots.map(() => []);
@@ -146,7 +146,7 @@ function settleLayer(x: number[], layer: readonly number[], near: readonly Near[
   });
 }
 
-/** How far the centres of neighbours must be apart. */
+/** How far the centers of neighbors must be apart. */
 function distances(ordering: Ordering, extents: Extents, layer: readonly number[]): number[] {
   const width = (spot: number): number | null => {
     const child = ordering.spots[spot]?.child ?? NOTHING;
@@ -159,7 +159,7 @@ function distances(ordering: Ordering, extents: Extents, layer: readonly number[
   });
 }
 
-/** Long lines take one x wherever their neighbours leave room. */
+/** Long lines take one x wherever their neighbors leave room. */
 function straighten(x: number[], ordering: Ordering, apart: readonly number[][]): void {
   const trunks = new Map<number, number[]>();
   ordering.spots.forEach(({ flow, layer }, at) => {

@@ -1,4 +1,4 @@
-/** The module graph of the selected run: what is shown, open, coloured and pinned. The address holds all of it. */
+/** The module graph of the selected run: what is shown, open, colored and pinned. The address holds all of it. */
 
 import { untrack } from "svelte";
 import { type Cell, nodeTable } from "../charts/keep";
@@ -7,18 +7,18 @@ import { ask, Resource } from "../resource.svelte";
 import type { Scope } from "../scope.svelte";
 import { keysIn, keysText } from "../selection";
 import type { FindingsView, GroupOrders, NestedGraph } from "../wire.gen";
-import { Colouring } from "./colouring.svelte";
+import { Coloring } from "./coloring.svelte";
 import { mergeKey, mergeNamed } from "./merges";
 import { Scene } from "./scene";
 
-/** Colours of pinned panels: told apart with any kind of colour vision, from the colours of numbers and of findings. */
+/** Colors of pinned panels: told apart with any kind of color vision, from the colors of numbers and of findings. */
 const PIN_COLOURS = ["#cc79a7", "#56b4e9", "#009e73", "#f0e442", "#d55e00"];
 const MOST_STRIPES = 64;
 
 export class ModuleGraph {
   readonly graph = new Resource<NestedGraph>(2000);
   readonly findings = new Resource<FindingsView>(5000);
-  readonly colouring: Colouring;
+  readonly coloring: Coloring;
   scene = $state.raw<Scene | null>(null);
   /** Counts the arrangements of the scene. */
   version = $state(0);
@@ -29,7 +29,7 @@ export class ModuleGraph {
 
   constructor(scope: Scope, theme: () => "dark" | "light") {
     this.#scope = scope;
-    this.colouring = new Colouring(scope, theme);
+    this.coloring = new Coloring(scope, theme);
     $effect(() => this.#load());
     $effect(() => this.#take());
     $effect(() => {
@@ -78,7 +78,7 @@ export class ModuleGraph {
     this.pins.forEach((site, at) => {
       const part = this.scene?.named(site) ?? null;
       const seen = part === null ? null : (this.scene?.shownFor(part) ?? null);
-      if (seen !== null) found.set(seen, this.pinColour(at));
+      if (seen !== null) found.set(seen, this.pinColor(at));
     });
     return found;
   });
@@ -99,9 +99,9 @@ export class ModuleGraph {
     return new Set([...this.#alarms.keys()].flatMap((part) => this.scene?.shownFor(part) ?? []));
   });
 
-  /** Colours of a part: several for one that stands for others. Asked for at every frame, so they are kept. */
+  /** Colors of a part: several for one that stands for others. Asked for at every frame, so they are kept. */
   readonly fills = $derived.by(() => {
-    const [scene, fillOf, missing] = [this.scene, this.colouring.fillOf, this.colouring.missing];
+    const [scene, fillOf, missing] = [this.scene, this.coloring.fillOf, this.coloring.missing];
     const kept = new Map<number, readonly string[]>();
     return (part: number): readonly string[] => {
       if (fillOf === null || scene === null) return [];
@@ -117,7 +117,7 @@ export class ModuleGraph {
     };
   });
 
-  pinColour(pin: number): string {
+  pinColor(pin: number): string {
     return PIN_COLOURS[pin % PIN_COLOURS.length] ?? "#888888";
   }
 
@@ -179,14 +179,14 @@ export class ModuleGraph {
   }
 
   table(): readonly (readonly Cell[])[] {
-    const { kind, stat, step } = this.colouring.numbers ?? { kind: "", stat: "", step: 0 };
+    const { kind, stat, step } = this.coloring.numbers ?? { kind: "", stat: "", step: 0 };
     return this.scene === null
       ? []
       : nodeTable(
           this.scene.graph,
           this.scene.keys,
           `${kind} ${stat} ${stepsText(step)}`,
-          this.colouring.numberOf,
+          this.coloring.numberOf,
         );
   }
 
@@ -201,7 +201,7 @@ export class ModuleGraph {
     const times = scene.graph.times[part] ?? 1;
     if (scene.graph.sites[part] === "") rows.unshift(["parts", scene.graph.names[part] ?? ""]);
     if (times > 1) rows.push(["repeats", `${times} times, built alike`]);
-    const { numbers } = this.colouring;
+    const { numbers } = this.coloring;
     const at = numbers?.parts.indexOf(part) ?? -1;
     // An attached tensor has no output: it shows its own value, or the gradient of that.
     const kind = numbers?.kind.replace("output", scene.graph.roles[part] === "tensor" ? "tensor" : "output");

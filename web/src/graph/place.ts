@@ -23,7 +23,7 @@ export interface Placement {
   readonly frame: Frame;
   width: number;
   height: number;
-  /** Centre of each spot. */
+  /** Center of each spot. */
   x: number[];
   /** Top and bottom of each layer. */
   bands: [number, number][];

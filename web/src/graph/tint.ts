@@ -1,6 +1,6 @@
-/** Numbers of parts → colours. */
+/** Numbers of parts → colors. */
 
-import { css, type Palette } from "../charts/colours";
+import { css, type Palette } from "../charts/colors";
 import { painter, type Shading } from "../charts/matrix";
 import { columnAt, lastUntil } from "../charts/scale";
 import { valueColumn } from "../rows";
@@ -9,13 +9,9 @@ import type { HeatMapView, PartNumbers } from "../wire.gen";
 /** Of parts of which nothing was recorded. */
 export const MISSING = { dark: "rgb(50 58 68)", light: "rgb(176 184 194)" } as const;
 
-/** The colour of each part that has a number. */
-export function coloured(
-  numbers: PartNumbers,
-  shading: Shading | null,
-  colours: Palette,
-): Map<number, string> {
-  const paint = painter(shading, colours);
+/** The color of each part that has a number. */
+export function colored(numbers: PartNumbers, shading: Shading | null, colors: Palette): Map<number, string> {
+  const paint = painter(shading, colors);
   return new Map(
     Array.from(numbers.parts, (part, at) => [part, css(paint(numbers.values[at] ?? Number.NaN))]),
   );

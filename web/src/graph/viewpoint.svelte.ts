@@ -74,7 +74,7 @@ export class Viewpoint {
   }
 
   /** Have a point of the scene in the middle. */
-  centre(x: number, y: number): void {
+  center(x: number, y: number): void {
     const { scale } = this.camera;
     this.camera = { scale, x: x - this.width / scale / 2, y: y - this.height / scale / 2 };
   }

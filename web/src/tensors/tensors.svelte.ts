@@ -16,7 +16,7 @@ export class Tensors {
   readonly answer = new Resource<TensorsView>();
   /** Where on the axes that an image does not show. */
   at = $state.raw<readonly number[]>([]);
-  /** Steps of the KPIs, while they are shown. */
+  /** Steps of the metrics, while they are shown. */
   span = $state.raw<Span | null>(null);
 
   constructor(readonly scope: Scope) {

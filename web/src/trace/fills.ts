@@ -1,12 +1,12 @@
-/** Colours of the parts of a trace: by role, or by a number. */
+/** Colors of the parts of a trace: by role, or by a number. */
 
-import { css, RAMP_STEPS } from "../charts/colours";
+import { css, RAMP_STEPS } from "../charts/colors";
 import type { Scene } from "../graph/scene";
 import type { PassNumbers } from "../wire.gen";
 
 type Theme = "dark" | "light";
 
-/** Roles differ in hue, safe for colour blindness (as in `layerscope/viz/theme.py`). */
+/** Roles differ in hue, safe for color blindness (as in `layerscope/viz/theme.py`). */
 const ROLES: Readonly<Record<Theme, Readonly<Record<string, string>>>> = {
   light: {
     input: "rgb(211 232 248)",
@@ -28,7 +28,7 @@ const ROLES: Readonly<Record<Theme, Readonly<Record<string, string>>>> = {
   },
 };
 
-/** Numbers that can colour the parts. */
+/** Numbers that can color the parts. */
 export const NUMBERS = [
   { name: "elapsed_s", text: "time", unit: "s" },
   { name: "flops", text: "FLOPs", unit: "FLOPs" },
@@ -45,7 +45,7 @@ export const LEGEND: readonly (readonly [role: string, text: string])[] = [
   ["output", "output"],
 ];
 
-export function roleColour(role: string, theme: Theme): string {
+export function roleColor(role: string, theme: Theme): string {
   return ROLES[theme][role] ?? ROLES[theme].operation ?? "";
 }
 

@@ -1,6 +1,6 @@
-/** Draws a tensor. The server says what each cell holds; this file only colours it. */
+/** Draws a tensor. The server says what each cell holds; this file only colors it. */
 
-import { type Palette, packed, RAMP_STEPS } from "../charts/colours";
+import { type Palette, packed, RAMP_STEPS } from "../charts/colors";
 import { value as worded } from "../format";
 import type { ValueView } from "../wire.gen";
 
@@ -50,38 +50,33 @@ export function layoutOf(view: ValueView, width: number): Layout {
   };
 }
 
-export function drawValue(
-  canvas: HTMLCanvasElement,
-  view: ValueView,
-  layout: Layout,
-  colours: Palette,
-): void {
+export function drawValue(canvas: HTMLCanvasElement, view: ValueView, layout: Layout, colors: Palette): void {
   const ratio = devicePixelRatio || 1;
   canvas.width = Math.max(Math.round(layout.width * ratio), 1);
   canvas.height = Math.max(Math.round(layout.height * ratio), 1);
   const context = canvas.getContext("2d");
   if (context === null) return;
   context.scale(ratio, ratio);
-  if (view.picture === "line") drawLine(context, view, layout, colours);
-  else drawTiles(context, view, layout, colours);
+  if (view.picture === "line") drawLine(context, view, layout, colors);
+  else drawTiles(context, view, layout, colors);
 }
 
 function drawTiles(
   context: CanvasRenderingContext2D,
   view: ValueView,
   layout: Layout,
-  colours: Palette,
+  colors: Palette,
 ): void {
   const shown = view.picture === "image" ? 1 : view.tiles;
   context.imageSmoothingEnabled = false;
   for (let tile = 0; tile < shown; tile++) {
     const [x, y] = corner(layout, tile);
-    const small = pixels(view, tile, colours);
+    const small = pixels(view, tile, colors);
     context.drawImage(small, x, y, layout.tileWidth, layout.tileHeight);
   }
   const [wide, high] = [layout.tileWidth / view.columns, layout.tileHeight / view.rows];
   if (shown === 1 && view.picture !== "image" && wide >= FINE && high >= 14)
-    numbers(context, view, wide, high, colours);
+    numbers(context, view, wide, high, colors);
 }
 
 function corner(layout: Layout, tile: number): [number, number] {
@@ -89,12 +84,12 @@ function corner(layout: Layout, tile: number): [number, number] {
   return [column * (layout.tileWidth + GAP), row * (layout.tileHeight + GAP)];
 }
 
-function pixels(view: ValueView, tile: number, colours: Palette): OffscreenCanvas {
+function pixels(view: ValueView, tile: number, colors: Palette): OffscreenCanvas {
   const { rows, columns } = view;
   const image = new ImageData(columns, rows);
   const size = rows * columns;
   const paint =
-    view.picture === "image" ? imagePainter(view, colours) : tensorPainter(view, colours, tile * size);
+    view.picture === "image" ? imagePainter(view, colors) : tensorPainter(view, colors, tile * size);
   for (let at = 0; at < size; at++) {
     const [red, green, blue] = paint(at);
     image.data.set([red, green, blue, 255], 4 * at);
@@ -104,41 +99,41 @@ function pixels(view: ValueView, tile: number, colours: Palette): OffscreenCanva
   return small;
 }
 
-function tensorPainter(view: ValueView, colours: Palette, from: number): (at: number) => Rgb {
+function tensorPainter(view: ValueView, colors: Palette, from: number): (at: number) => Rgb {
   const most = reach(view);
-  return (at) => colourOf(view.cells[from + at] ?? 0, most, colours);
+  return (at) => colorOf(view.cells[from + at] ?? 0, most, colors);
 }
 
-/** The lowest element that is shown is black, the highest white or a full colour. */
-function imagePainter(view: ValueView, colours: Palette): (at: number) => Rgb {
+/** The lowest element that is shown is black, the highest white or a full color. */
+function imagePainter(view: ValueView, colors: Palette): (at: number) => Rgb {
   const size = view.rows * view.columns;
   const [low = 0, high = 1] = view.range;
   const channel = (at: number): number => (255 * ((view.cells[at] ?? 0) - low)) / (high - low || 1);
   return (at) => {
     const odd = [0, 1, 2].map((which) => view.cells[at + (view.tiles === 3 ? which : 0) * size] ?? 0);
-    if (odd.some(Number.isNaN)) return unpacked(packed(colours.bad));
-    if (odd.some((x) => !Number.isFinite(x))) return unpacked(packed(colours.infinite));
+    if (odd.some(Number.isNaN)) return unpacked(packed(colors.bad));
+    if (odd.some((x) => !Number.isFinite(x))) return unpacked(packed(colors.infinite));
     return view.tiles === 3
       ? [channel(at), channel(at + size), channel(at + 2 * size)]
       : [channel(at), channel(at), channel(at)];
   };
 }
 
-/** The magnitude at both ends of the colours. */
+/** The magnitude at both ends of the colors. */
 export function reach(view: ValueView): number {
   const [low = 0, high = 0] = view.range;
   return Math.max(Math.abs(low), Math.abs(high)) || 1;
 }
 
-export function colourOf(x: number, most: number, colours: Palette): Rgb {
-  if (Number.isNaN(x)) return unpacked(packed(colours.bad));
-  if (!Number.isFinite(x)) return unpacked(packed(colours.infinite));
+export function colorOf(x: number, most: number, colors: Palette): Rgb {
+  if (Number.isNaN(x)) return unpacked(packed(colors.bad));
+  if (!Number.isFinite(x)) return unpacked(packed(colors.infinite));
   const share = Math.min(Math.max((x / most + 1) / 2, 0), 1);
-  return unpacked(colours.diverging[Math.round(share * (RAMP_STEPS - 1))] ?? 0);
+  return unpacked(colors.diverging[Math.round(share * (RAMP_STEPS - 1))] ?? 0);
 }
 
-function unpacked(colour: number): Rgb {
-  return [colour & 255, (colour >> 8) & 255, (colour >> 16) & 255];
+function unpacked(color: number): Rgb {
+  return [color & 255, (color >> 8) & 255, (color >> 16) & 255];
 }
 
 function numbers(
@@ -146,26 +141,21 @@ function numbers(
   view: ValueView,
   wide: number,
   high: number,
-  colours: Palette,
+  colors: Palette,
 ): void {
   context.font = "10.5px ui-monospace, 'DejaVu Sans Mono', monospace";
   context.textAlign = "center";
   context.textBaseline = "middle";
   for (let at = 0; at < view.rows * view.columns; at++) {
     const x = view.cells[at] ?? 0;
-    const [red, green, blue] = colourOf(x, reach(view), colours);
+    const [red, green, blue] = colorOf(x, reach(view), colors);
     context.fillStyle = 0.3 * red + 0.59 * green + 0.11 * blue > 140 ? "#000000" : "#ffffff";
     const text = Number.isNaN(x) ? "NaN" : worded(x, 3);
     context.fillText(text, ((at % view.columns) + 0.5) * wide, (Math.floor(at / view.columns) + 0.5) * high);
   }
 }
 
-function drawLine(
-  context: CanvasRenderingContext2D,
-  view: ValueView,
-  layout: Layout,
-  colours: Palette,
-): void {
+function drawLine(context: CanvasRenderingContext2D, view: ValueView, layout: Layout, colors: Palette): void {
   const [low = 0, high = 0] = view.range;
   const [bottom, top] = [Math.min(low, 0), Math.max(high, 0)];
   const y = (x: number) => 4 + ((layout.height - 8) * (top - x)) / (top - bottom || 1);
@@ -174,11 +164,11 @@ function drawLine(
   for (let at = 0; at < view.columns; at++) {
     const x = view.cells[at] ?? 0;
     if (!Number.isFinite(x)) {
-      context.fillStyle = Number.isNaN(x) ? colours.bad : colours.infinite;
+      context.fillStyle = Number.isNaN(x) ? colors.bad : colors.infinite;
       context.fillRect(at * step, 0, Math.max(step, 1), layout.height);
       continue;
     }
-    context.fillStyle = `rgb(${colourOf(x > 0 ? reach(view) * 0.6 : -reach(view) * 0.6, reach(view), colours).join(" ")})`;
+    context.fillStyle = `rgb(${colorOf(x > 0 ? reach(view) * 0.6 : -reach(view) * 0.6, reach(view), colors).join(" ")})`;
     const from = y(isBars ? Math.min(view.low[at] ?? 0, 0) : (view.low[at] ?? 0));
     const to = y(isBars ? Math.max(view.high[at] ?? 0, 0) : (view.high[at] ?? 0));
     context.fillRect(
@@ -188,7 +178,7 @@ function drawLine(
       from - to + 1,
     );
   }
-  context.fillStyle = colours.muted;
+  context.fillStyle = colors.muted;
   context.fillRect(0, y(0), layout.width, 1);
 }
 

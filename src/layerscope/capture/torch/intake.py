@@ -1,4 +1,4 @@
-"""Where the tensors of a step are taken in: each is summarised once, whatever names it has."""
+"""Where the tensors of a step are taken in: each is summarized once, whatever names it has."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ class Intake:
         return self._own is None and (self._sample is None or elements <= self._sample)
 
     def known(self, tensor: Tensor) -> int | None:
-        """The tensor's row in this step, if it was summarised and has not changed since."""
+        """The tensor's row in this step, if it was summarized and has not changed since."""
         seen = self._seen.get(id(tensor))
         return seen[2] if seen is not None and seen[0]() is tensor and seen[1] == tensor._version else None
 

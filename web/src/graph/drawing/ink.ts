@@ -1,4 +1,4 @@
-/** Ink that can be read on any colour. */
+/** Ink that can be read on any color. */
 
 /** The light of a channel of sRGB. */
 function light(channel: number): number {

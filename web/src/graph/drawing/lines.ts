@@ -59,11 +59,11 @@ function tipOf(scene: Scene, { target }: Line, selected: number | null): number 
 }
 
 /** A line that stands out: of what is selected, or back to an earlier part. */
-function drawSpecial(pen: Pen, box: Rect, { points, back }: Line, colour: string, tip: number | null): void {
+function drawSpecial(pen: Pen, box: Rect, { points, back }: Line, color: string, tip: number | null): void {
   const { context } = pen;
   context.beginPath();
   trace(context, box, points);
-  context.strokeStyle = context.fillStyle = colour;
+  context.strokeStyle = context.fillStyle = color;
   context.lineWidth = Math.max(2, 1.2 / pen.scale);
   context.setLineDash(back ? [5, 3] : []);
   context.stroke();

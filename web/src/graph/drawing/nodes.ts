@@ -35,21 +35,21 @@ function drawStacks(pen: Pen, scene: Scene, boxes: readonly Box[]): void {
 
 function drawBodies(pen: Pen, scene: Scene, fills: Fills, boxes: readonly Box[]): void {
   const { context, look } = pen;
-  const byColour = new Map<string, Rect[]>();
-  const add = (colour: string, rect: Rect) => {
-    const known = byColour.get(colour);
-    if (known === undefined) byColour.set(colour, [rect]);
+  const byColor = new Map<string, Rect[]>();
+  const add = (color: string, rect: Rect) => {
+    const known = byColor.get(color);
+    if (known === undefined) byColor.set(color, [rect]);
     else known.push(rect);
   };
   const striped: [Box, readonly string[]][] = [];
   for (const box of boxes) {
     if (scene.isPill(box.part)) add(look.port, box);
     else {
-      const colours = fills(box.part);
-      const only = colours[0];
-      if (colours.length > 1) striped.push([box, colours]);
+      const colors = fills(box.part);
+      const only = colors[0];
+      if (colors.length > 1) striped.push([box, colors]);
       add(
-        colours.length === 1 && only !== undefined
+        colors.length === 1 && only !== undefined
           ? only
           : scene.graph.roles[box.part] === "tensor"
             ? look.tensor
@@ -60,26 +60,26 @@ function drawBodies(pen: Pen, scene: Scene, fills: Fills, boxes: readonly Box[])
   }
   context.strokeStyle = look.nodeEdge;
   context.lineWidth = Math.max(1.1, 0.6 / pen.scale);
-  for (const [colour, rects] of byColour) {
+  for (const [color, rects] of byColor) {
     context.beginPath();
-    for (const rect of rects) pen.outline(rect, colour === look.port ? rect.height / 2 : 5);
-    context.fillStyle = colour;
+    for (const rect of rects) pen.outline(rect, color === look.port ? rect.height / 2 : 5);
+    context.fillStyle = color;
     context.fill();
     context.stroke();
   }
-  for (const [box, colours] of striped) drawStripes(pen, box, colours);
+  for (const [box, colors] of striped) drawStripes(pen, box, colors);
 }
 
 /** What a part stands for, side by side: below its words, or all over it where they are too small to be read. */
-function drawStripes(pen: Pen, box: Box, colours: readonly string[]): void {
+function drawStripes(pen: Pen, box: Box, colors: readonly string[]): void {
   const { context, look } = pen;
   const high = pen.scale >= READABLE ? BAND : box.height;
   context.save();
   pen.shape(box, 5);
   context.clip();
-  const wide = box.width / colours.length;
-  colours.forEach((colour, at) => {
-    context.fillStyle = colour;
+  const wide = box.width / colors.length;
+  colors.forEach((color, at) => {
+    context.fillStyle = color;
     context.fillRect(box.x + at * wide, box.y + box.height - high, wide + 0.5, high);
   });
   context.restore();

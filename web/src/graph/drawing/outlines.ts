@@ -20,10 +20,10 @@ export function drawOutlines(pen: Pen, scene: Scene, marks: Marks, boxes: readon
   const { look } = pen;
   const thick = Math.max(2.2, 1.6 / pen.scale);
   for (const box of boxes) {
-    const colour = marks.outlined.get(box.part);
+    const color = marks.outlined.get(box.part);
     const radius = box.open ? 8 : scene.isPill(box.part) ? box.height / 2 : 5;
-    if (colour !== undefined) drawRing(pen, grown(box, 2), radius, colour, thick * 1.4);
-    // On a rim: the box may have the colour of the ring.
+    if (color !== undefined) drawRing(pen, grown(box, 2), radius, color, thick * 1.4);
+    // On a rim: the box may have the color of the ring.
     if (box.part === marks.selected) {
       drawRing(pen, grown(box, 1), radius, look.ground, thick + 2);
       drawRing(pen, grown(box, 1.6), radius, look.accent, thick);
@@ -32,10 +32,10 @@ export function drawOutlines(pen: Pen, scene: Scene, marks: Marks, boxes: readon
   }
 }
 
-function drawRing(pen: Pen, box: Rect, radius: number, colour: string, thick: number): void {
+function drawRing(pen: Pen, box: Rect, radius: number, color: string, thick: number): void {
   const { context } = pen;
   pen.shape(box, radius);
-  context.strokeStyle = colour;
+  context.strokeStyle = color;
   context.lineWidth = thick;
   context.stroke();
 }

@@ -4,7 +4,7 @@ import type { Box, Scene } from "../scene";
 import { inkOn } from "./ink";
 import { CHEVRON, DETAILED, type Pen } from "./pen";
 
-/** Fill of a closed part: one colour, or several side by side for a part that stands for others. */
+/** Fill of a closed part: one color, or several side by side for a part that stands for others. */
 export type Fills = (part: number) => readonly string[];
 
 export function drawWords(pen: Pen, scene: Scene, fillsOf: Fills, box: Box): void {
@@ -19,7 +19,7 @@ export function drawWords(pen: Pen, scene: Scene, fillsOf: Fills, box: Box): voi
   const ink = pill === null && fill !== undefined && fills.length === 1 ? inkOn(fill) : null;
   const times = scene.graph.times[box.part] ?? 1;
   const isGroup = scene.isGroup(box.part);
-  const centre = box.x + box.width / 2;
+  const center = box.x + box.width / 2;
   const badge = times > 1 ? 26 : 0;
   const room = box.width - 12 - (isGroup ? CHEVRON : 0) - badge;
   context.textBaseline = "alphabetic";
@@ -29,7 +29,7 @@ export function drawWords(pen: Pen, scene: Scene, fillsOf: Fills, box: Box): voi
   const shift = (isGroup ? CHEVRON : -0) / 2 - badge / 2;
   const detailed = detail !== "" && pen.scale >= DETAILED;
   const first = detailed ? box.y + box.height / 2 - 3 : box.y + box.height / 2 + 4;
-  context.fillText(pen.fitted(name, room), centre + (isGroup || badge ? shift : 0), first);
+  context.fillText(pen.fitted(name, room), center + (isGroup || badge ? shift : 0), first);
   if (times > 1) {
     context.textAlign = "right";
     context.font = `700 12px ${look.font}`;
@@ -40,8 +40,8 @@ export function drawWords(pen: Pen, scene: Scene, fillsOf: Fills, box: Box): voi
   if (!detailed) return;
   context.font = `10.5px ${look.font}`;
   context.fillStyle = ink ?? look.muted;
-  const lower = fills.length > 1 ? 9 : 12; // above the colours of what it stands for
-  context.fillText(pen.fitted(detail, box.width - 10), centre, box.y + box.height / 2 + lower);
+  const lower = fills.length > 1 ? 9 : 12; // above the colors of what it stands for
+  context.fillText(pen.fitted(detail, box.width - 10), center, box.y + box.height / 2 + lower);
 }
 
 /** Far away only the names of large boxes can be read. */

@@ -51,7 +51,7 @@ def _reduction(out: Shape, given: Shapes) -> int:
     return math.prod(given[0]) if given else 0
 
 
-def _normalisation(out: Shape, given: Shapes) -> int:
+def _normalization(out: Shape, given: Shapes) -> int:
     return 5 * math.prod(out)
 
 
@@ -77,7 +77,7 @@ _COUNTS: dict[Callable[[Shape, Shapes], int], str] = {
         max_pool3d avg_pool1d avg_pool2d avg_pool3d adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d
         adaptive_max_pool1d adaptive_max_pool2d adaptive_max_pool3d mse_loss l1_loss
     """,
-    _normalisation: """
+    _normalization: """
         batch_norm layer_norm group_norm instance_norm rms_norm softmax log_softmax local_response_norm normalize
     """,
     _nothing: """

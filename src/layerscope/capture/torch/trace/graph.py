@@ -80,7 +80,7 @@ class Graph:
 
     def can_place(self, tensor: Tensor) -> bool:
         """Whether it can be said where the tensor comes from: it is known, has a name, or shares memory with one."""
-        return self.knows(tensor) or self.externals.has(tensor) or self.memory.neighbour_of(tensor) is not None
+        return self.knows(tensor) or self.externals.has(tensor) or self.memory.neighbor_of(tensor) is not None
 
     def add(self, call: Row, circumstances: Row, results: Sequence[Tensor], *, track: bool = True) -> int:
         """Nodes for the results of a call; gives the first.
@@ -141,9 +141,9 @@ class Graph:
         if is_wrapper(tensor):
             inner = torch._C._functorch.get_unwrapped(tensor)
             parent = self.node_of(inner) if is_wrapper(inner) or self.knows(inner) else None
-            parent = self.memory.neighbour_of(unwrapped(tensor)) if parent is None else parent
+            parent = self.memory.neighbor_of(unwrapped(tensor)) if parent is None else parent
         else:
-            parent = self.memory.neighbour_of(tensor)
+            parent = self.memory.neighbor_of(tensor)
         if parent is not None:
             return self._add_alias(parent, tensor)
         if (number := self.externals.sharing(tensor)) is not None:

@@ -94,7 +94,7 @@ class Memory:
         if self._nodes.get(id(tensor)) == borrower:
             self._nodes[id(tensor)] = maker
 
-    def neighbour_of(self, tensor: Tensor) -> int | None:
+    def neighbor_of(self, tensor: Tensor) -> int | None:
         """The last node whose memory the tensor shares."""
         memory = storage_of(tensor)
         if (nodes := self._kept.get(memory)) is not None:

@@ -251,7 +251,7 @@ class _Checker:
     def _hindrance(self, lead: int, node: Node) -> str | None:
         """Why a call cannot be executed again."""
         if node.facts.name in _UNINITIALISED:
-            return "uninitialised memory holds anything"
+            return "uninitialized memory holds anything"
         if node.facts.name in _DUAL:
             return "tangents of forward-mode differentiation are gone when its block has ended"
         if not self._lost.isdisjoint(self._results(lead)):

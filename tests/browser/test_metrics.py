@@ -1,4 +1,4 @@
-"""KPIs: one alone, or several in one chart."""
+"""Metrics: one alone, or several in one chart."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Locator, Page, expect
 
-from layerscope.records import Kpi
+from layerscope.records import Metric
 from layerscope.server.serve import PageServer
 from tests.browser.conftest import Visit
 from tests.server.runs import Writing
 
 pytestmark = pytest.mark.browser
 STEPS = 12
-KPIS = {"loss": 1.0, "accuracy/top1": 0.5, "<b>rate": 0.01}
+METRICS = {"loss": 1.0, "accuracy/top1": 0.5, "<b>rate": 0.01}
 
 
 @pytest.fixture
@@ -25,20 +25,20 @@ def address(tmp_path: Path) -> Iterator[str]:
     writing = Writing(tmp_path / "run")
     for step in range(STEPS):
         writing.tensor(step, writing.series)
-        for name, scale in KPIS.items():
-            writing.sink.put(Kpi(step, name, scale / (step + 1), float(step)))
+        for name, scale in METRICS.items():
+            writing.sink.put(Metric(step, name, scale / (step + 1), float(step)))
     writing.sink.close()
     with PageServer(tmp_path, port=0) as server:
         yield server.address
 
 
 def chip(page: Page, name: str) -> Locator:
-    return page.get_by_role("group", name="Which KPI is drawn").get_by_role("button", name=name)
+    return page.get_by_role("group", name="Which metric is drawn").get_by_role("button", name=name)
 
 
 def drawn(page: Page, *names: str) -> Locator:
-    """The chart of these KPIs, once it is drawn, and their chips are pressed."""
-    for name in KPIS:
+    """The chart of these metrics, once it is drawn, and their chips are pressed."""
+    for name in METRICS:
         expect(chip(page, name)).to_have_attribute("aria-pressed", str(name in names).lower())
     chart = page.get_by_role("img", name=f"{', '.join(names)} over the steps", exact=True)
     expect(chart).to_have_attribute("data-points", str(STEPS * len(names)))
@@ -49,7 +49,7 @@ def border(found: Locator) -> str:
     return str(found.evaluate("element => getComputedStyle(element).borderTopColor"))
 
 
-#: Colours of the pixels of a chart, as CSS writes them.
+#: Colors of the pixels of a chart, as CSS writes them.
 COLOURS = """element => {
   const canvas = element.querySelector("canvas");
   const { data } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
@@ -60,7 +60,7 @@ COLOURS = """element => {
 }"""
 
 
-def test_several_kpis_are_drawn_in_one_chart_each_in_the_colour_of_its_chip(visit: Visit, address: str) -> None:
+def test_several_metrics_are_drawn_in_one_chart_each_in_the_color_of_its_chip(visit: Visit, address: str) -> None:
     page = visit.page
     page.goto(f"{address}#run=run")
     drawn(page, "loss")
@@ -68,15 +68,15 @@ def test_several_kpis_are_drawn_in_one_chart_each_in_the_colour_of_its_chip(visi
     drawn(page, "loss", "accuracy/top1")
     chip(page, "<b>rate").click(modifiers=["Shift"])
     chart = drawn(page, "loss", "accuracy/top1", "<b>rate")
-    expect(page).to_have_url(re.compile("kpi=loss&.*kpis=accuracy%2Ftop1&kpis=%3Cb%3Erate"))
-    colours = [border(chip(page, name)) for name in KPIS]
-    assert len(set(colours)) == len(KPIS)
-    assert set(colours) <= set(chart.evaluate(COLOURS))
+    expect(page).to_have_url(re.compile("metric=loss&.*metrics=accuracy%2Ftop1&metrics=%3Cb%3Erate"))
+    colors = [border(chip(page, name)) for name in METRICS]
+    assert len(set(colors)) == len(METRICS)
+    assert set(colors) <= set(chart.evaluate(COLOURS))
     with page.expect_download() as download:
-        page.get_by_role("region", name="KPIs").get_by_role("button", name="CSV").click()
+        page.get_by_role("region", name="Metrics").get_by_role("button", name="CSV").click()
     assert download.value.suggested_filename == "run_loss_accuracy_top1_b_rate.csv"
     rows = csv.DictReader(Path(download.value.path()).read_text("utf-8").splitlines())
-    assert {row["curve"] for row in rows} == set(KPIS)
+    assert {row["curve"] for row in rows} == set(METRICS)
     page.reload()
     drawn(page, "loss", "accuracy/top1", "<b>rate")
     chip(page, "loss").click(modifiers=["Control"])
@@ -85,11 +85,11 @@ def test_several_kpis_are_drawn_in_one_chart_each_in_the_colour_of_its_chip(visi
     drawn(page, "loss")
     chip(page, "loss").click(modifiers=["Control"])
     drawn(page, "loss")
-    expect(page).not_to_have_url(re.compile("kpis="))
+    expect(page).not_to_have_url(re.compile("metrics="))
 
 
 @pytest.mark.parametrize("keys", ["Control+Enter", "Control+Space", "Shift+Enter", "Shift+Space"])
-def test_the_keyboard_adds_a_kpi_and_takes_it_away(visit: Visit, address: str, keys: str) -> None:
+def test_the_keyboard_adds_a_metric_and_takes_it_away(visit: Visit, address: str, keys: str) -> None:
     page = visit.page
     page.goto(f"{address}#run=run")
     drawn(page, "loss")
@@ -101,16 +101,16 @@ def test_the_keyboard_adds_a_kpi_and_takes_it_away(visit: Visit, address: str, k
     drawn(page, "accuracy/top1")
 
 
-def test_kpis_that_a_run_lacks_are_left_out(visit: Visit, address: str) -> None:
+def test_metrics_that_a_run_lacks_are_left_out(visit: Visit, address: str) -> None:
     page = visit.page
-    page.goto(f"{address}#run=run&kpi=loss&kpis=loss&kpis=gone&kpis=accuracy/top1")
+    page.goto(f"{address}#run=run&metric=loss&metrics=loss&metrics=gone&metrics=accuracy/top1")
     drawn(page, "loss", "accuracy/top1")
 
 
 def test_where_a_pixel_holds_several_steps_a_value_says_of_which_one_it_is(visit: Visit, tmp_path: Path) -> None:
     writing = Writing(tmp_path / "long")
     for step in range(4000):
-        writing.sink.put(Kpi(step, "number", float(step), float(step)))
+        writing.sink.put(Metric(step, "number", float(step), float(step)))
     writing.sink.close()
     with PageServer(tmp_path, port=0) as server:
         others = 0

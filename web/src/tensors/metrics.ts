@@ -1,7 +1,7 @@
-/** Which curves of KPIs are drawn, and how they are told apart. */
+/** Which curves of metrics are drawn, and how they are told apart. */
 
 const DASHES: readonly (readonly number[])[] = [[], [7, 4], [2, 3], [9, 3, 2, 3]];
-/** As many curves as there are colours. */
+/** As many curves as there are colors. */
 const MOST_CURVES = 8;
 
 /** The types that are wished for; without a wish as many as can be told apart, spread over all, the chosen one among them. */
@@ -26,20 +26,20 @@ export function typesShown(
 }
 
 export interface CurveLook {
-  readonly colour: string;
+  readonly color: string;
   readonly dash: readonly number[];
 }
 
-/** A colour for each run and type; where there are too many, one for each type. The lines of other runs are dashed. */
+/** A color for each run and type; where there are too many, one for each type. The lines of other runs are dashed. */
 export function curveLooks(
   runs: readonly string[],
   types: readonly string[],
-  colours: readonly string[],
+  colors: readonly string[],
 ): (run: string, type: string) => CurveLook {
-  const few = runs.length * types.length <= colours.length;
+  const few = runs.length * types.length <= colors.length;
   return (run, type) => {
     const [row, column] = [Math.max(runs.indexOf(run), 0), Math.max(types.indexOf(type), 0)];
     const at = few ? row * types.length + column : types.length > 1 ? column : row;
-    return { colour: colours[at % colours.length] ?? "", dash: DASHES[row % DASHES.length] ?? [] };
+    return { color: colors[at % colors.length] ?? "", dash: DASHES[row % DASHES.length] ?? [] };
   };
 }

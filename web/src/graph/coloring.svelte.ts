@@ -1,7 +1,7 @@
-/** Which number colours each part of the module graph, and how. */
+/** Which number colors each part of the module graph, and how. */
 
 import { stepOf } from "../asking";
-import { palette } from "../charts/colours";
+import { palette } from "../charts/colors";
 import { shadingOf } from "../charts/matrix";
 import { distinctKinds } from "../format";
 import { isClosed } from "../offline";
@@ -9,11 +9,11 @@ import { ask, Resource } from "../resource.svelte";
 import type { Scope } from "../scope.svelte";
 import { contextAmong, contextsOf } from "../selection";
 import type { HeatMapView, PartNumbers } from "../wire.gen";
-import { coloured, MISSING, numbersAt } from "./tint";
+import { colored, MISSING, numbersAt } from "./tint";
 
 export const NO_COLOURS = "none";
 
-export class Colouring {
+export class Coloring {
   readonly #answer = new Resource<PartNumbers>(500);
   /** A file holds the numbers of the last step: those of others are in its heat maps, by context. */
   #heats = $state.raw<readonly (readonly [context: string, view: HeatMapView])[]>([]);
@@ -33,7 +33,7 @@ export class Colouring {
 
   readonly modes = $derived.by(() => [...new Set(this.#series.map((entry) => entry.mode))]);
 
-  /** The kind whose statistic colours the graph. */
+  /** The kind whose statistic colors the graph. */
   readonly by = $derived.by(
     () =>
       this.#scope.selection.by ?? (this.kinds.includes("output") ? "output" : (this.kinds[0] ?? NO_COLOURS)),
@@ -62,7 +62,7 @@ export class Colouring {
     return this.#answer.problem;
   }
 
-  /** Of all steps: a part that changes with the steps changes its colour. */
+  /** Of all steps: a part that changes with the steps changes its color. */
   readonly shading = $derived.by(() => {
     const scale = this.numbers?.scale;
     return scale === undefined ? null : shadingOf(scale, !this.#scope.selection.heatLinear, false);
@@ -71,7 +71,7 @@ export class Colouring {
   readonly fillOf = $derived.by(() =>
     this.numbers === null || this.by === NO_COLOURS
       ? null
-      : coloured(this.numbers, this.shading, palette(this.#theme())),
+      : colored(this.numbers, this.shading, palette(this.#theme())),
   );
 
   readonly numberOf = $derived.by(() => {

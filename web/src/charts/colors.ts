@@ -1,10 +1,10 @@
-/** Colours of the canvases, taken from the style sheet so that a theme is defined once. */
+/** Colors of the canvases, taken from the style sheet so that a theme is defined once. */
 
 export interface Palette {
   readonly text: string;
   readonly muted: string;
   readonly grid: string;
-  readonly kpi: string;
+  readonly metric: string;
   readonly trace: string;
   readonly line: string;
   readonly halo: string;
@@ -22,7 +22,7 @@ export interface Palette {
 
 type Rgb = readonly [number, number, number];
 
-/** Sequential, even in lightness, told apart with any kind of colour vision. The end that means "much" is far from the ground. */
+/** Sequential, even in lightness, told apart with any kind of color vision. The end that means "much" is far from the ground. */
 const DARK: readonly Rgb[] = [
   [34, 52, 92],
   [36, 80, 120],
@@ -44,7 +44,7 @@ const LIGHT: readonly Rgb[] = [
   [20, 32, 80],
 ];
 
-/** Blue and gold on both sides of what is near the ground: told apart with any kind of colour vision. */
+/** Blue and gold on both sides of what is near the ground: told apart with any kind of color vision. */
 const DARK_DIVERGING: readonly Rgb[] = [
   [150, 214, 255],
   [52, 136, 214],
@@ -72,7 +72,7 @@ const RUNS = {
 export const RAMP_STEPS = 256;
 
 function ramp(stops: readonly Rgb[]): Uint32Array {
-  const colours = new Uint32Array(RAMP_STEPS);
+  const colors = new Uint32Array(RAMP_STEPS);
   for (let i = 0; i < RAMP_STEPS; i++) {
     const at = (i / (RAMP_STEPS - 1)) * (stops.length - 1);
     const low = Math.min(Math.floor(at), stops.length - 2);
@@ -81,9 +81,9 @@ function ramp(stops: readonly Rgb[]): Uint32Array {
       const from = a[part] ?? 0;
       return Math.round(from + (at - low) * ((b[part] ?? 0) - from));
     });
-    colours[i] = (255 << 24) | ((blue ?? 0) << 16) | ((green ?? 0) << 8) | (red ?? 0);
+    colors[i] = (255 << 24) | ((blue ?? 0) << 16) | ((green ?? 0) << 8) | (red ?? 0);
   }
-  return colours;
+  return colors;
 }
 
 const RAMPS = { dark: ramp(DARK), light: ramp(LIGHT) };
@@ -91,7 +91,7 @@ const DIVERGING = { dark: ramp(DARK_DIVERGING), light: ramp(LIGHT_DIVERGING) };
 
 const PALETTES: { dark?: Palette; light?: Palette } = {};
 
-/** The colours of a theme; asking the style sheet once is enough, and asking has all styles computed. */
+/** The colors of a theme; asking the style sheet once is enough, and asking has all styles computed. */
 export function palette(theme: "dark" | "light"): Palette {
   if (document.documentElement.dataset.theme !== theme) return read(theme);
   PALETTES[theme] ??= read(theme);
@@ -105,7 +105,7 @@ function read(theme: "dark" | "light"): Palette {
     text: of("--text"),
     muted: of("--muted"),
     grid: of("--grid"),
-    kpi: of("--kpi"),
+    metric: of("--metric"),
     trace: of("--trace"),
     line: of("--line"),
     halo: of("--halo"),
@@ -120,21 +120,21 @@ function read(theme: "dark" | "light"): Palette {
   };
 }
 
-/** Colours of the ramp as a CSS gradient, for the legend. */
-export function gradient(colours: Uint32Array): string {
+/** Colors of the ramp as a CSS gradient, for the legend. */
+export function gradient(colors: Uint32Array): string {
   const stops = [0, 1, 2, 3, 4, 5, 6]
     .map((sixth) => sixth / 6)
-    .map((at) => css(colours[Math.round(at * (RAMP_STEPS - 1))] ?? 0));
+    .map((at) => css(colors[Math.round(at * (RAMP_STEPS - 1))] ?? 0));
   return `linear-gradient(90deg, ${stops.join(", ")})`;
 }
 
 /** `#rrggbb` as the pixels of a canvas hold it. */
-export function packed(colour: string): number {
-  const number = Number.parseInt(colour.replace("#", ""), 16);
+export function packed(color: string): number {
+  const number = Number.parseInt(color.replace("#", ""), 16);
   return ((255 << 24) | ((number & 255) << 16) | (number & 0xff00) | (number >> 16)) >>> 0;
 }
 
-/** A packed colour of a ramp, as CSS has it. */
-export function css(colour: number): string {
-  return `rgb(${colour & 255} ${(colour >> 8) & 255} ${(colour >> 16) & 255})`;
+/** A packed color of a ramp, as CSS has it. */
+export function css(color: number): string {
+  return `rgb(${color & 255} ${(color >> 8) & 255} ${(color >> 16) & 255})`;
 }
