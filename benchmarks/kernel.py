@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from layerscope.stats import buckets, kernel
+from layerscope.stats import derived, kernel
 from layerscope.stats.torch import add, add_many, dtype_name
 
 CALLS = 200  # of a small tensor, per timing
@@ -150,11 +150,11 @@ def derived(repeat: int) -> list[Row]:
     edges = np.linspace(-1, 1, 65)
 
     def histograms() -> None:
-        decoded = buckets.decode_bits(m, offsets, bits)
-        buckets.histogram(buckets.clip(decoded, moments[:, 13], moments[:, 14]), edges)
+        decoded = derived.decode_bits(m, offsets, bits)
+        derived.histogram(derived.clip(decoded, moments[:, 13], moments[:, 14]), edges)
 
     taken = interleaved({"histograms": histograms}, repeat)["histograms"]
-    count = len(buckets.decode_bits(m, offsets, bits).row)
+    count = len(derived.decode_bits(m, offsets, bits).row)
     what = f"64-bin histograms of 1,000 summaries, {count:,} buckets"
     return [{"what": what, "measured": f"{taken * 1e3:.1f} ms", "limit": "15 ms"}]
 

@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from layerscope.records import Bytes, Floats, Ids, Ints, Kind, Mode, Reading, Series, Sink, Summaries
-from layerscope.stats import spec
+from layerscope.model import summary_spec
+from layerscope.model.records import Bytes, Floats, Ids, Ints, Kind, Mode, Phase, Series, Sink, Summaries
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 OCTAVES = 40  # buckets from 2**-30 to 2**10 times the scale: all a normal tensor of 10^6 elements can reach
 _KINDS = (Kind.OUTPUT, Kind.WEIGHT, Kind.WEIGHT_GRAD)
-_READINGS = (Reading.FORWARD, Reading.STEP, Reading.OPTIMIZER)
+_READINGS = (Phase.FORWARD, Phase.STEP, Phase.OPTIMIZER)
 
 
 def leb128_rows(numbers: Ints, row_of: Ints, rows: int) -> tuple[Ints, Bytes]:
@@ -53,10 +53,10 @@ def encode_rows(codes: Ids, counts: Ints, m: int) -> tuple[Ints, Bytes]:
 
 
 def _codes(m: int) -> tuple[Ids, Floats, Floats]:
-    top = (spec.EXPONENT_BIAS + 10) << m
+    top = (summary_spec.EXPONENT_BIAS + 10) << m
     positive = np.arange(top - (OCTAVES << m), top, dtype=np.int32)
     codes = np.concatenate((-positive[::-1], positive)).astype(np.int32)
-    low, high = spec.bounds_of(codes, m)
+    low, high = summary_spec.bounds_of(codes, m)
     return codes, low, high
 
 
@@ -83,7 +83,7 @@ def steps_of(recipe: Recipe, ids: Ids) -> Iterator[Summaries]:
     rng = np.random.default_rng(recipe.seed)
     size = np.round(10 ** rng.uniform(3, 6, recipe.series))
     sigma = 10 ** rng.uniform(-4, 1, recipe.series)
-    codes, low, high = _codes(spec.COARSE_M)
+    codes, low, high = _codes(summary_spec.COARSE_M)
     normal = np.vectorize(lambda x: 0.5 * (1 + erf(x / sqrt(2))))
     grid = np.linspace(-12, 12, 20001)
     table = normal(grid)
@@ -106,12 +106,12 @@ def _summaries(recipe: Recipe, step: int, ids: Ids, bits: tuple[Ids, Ints], rng:
     moments = moments_of(codes, counts, rng)
     moments[alias >= 0] = np.nan
     counts = np.where((alias >= 0)[:, None], 0, counts)
-    offsets, encoded = encode_rows(codes, counts, spec.COARSE_M)
+    offsets, encoded = encode_rows(codes, counts, summary_spec.COARSE_M)
     return Summaries(
         step=step,
         series=ids,
         moments=moments,
-        m=np.full(rows, spec.COARSE_M, np.uint8),
+        m=np.full(rows, summary_spec.COARSE_M, np.uint8),
         offsets=offsets,
         bits=encoded,
         alias=alias,
@@ -122,15 +122,15 @@ def _summaries(recipe: Recipe, step: int, ids: Ids, bits: tuple[Ids, Ints], rng:
 
 def moments_of(codes: Ids, counts: Ints, rng: np.random.Generator) -> Floats:
     """Moments that fit the buckets: every element lies at its bucket's middle, blurred as real ones are."""
-    low, high = spec.bounds_of(codes, spec.COARSE_M)
+    low, high = summary_spec.bounds_of(codes, summary_spec.COARSE_M)
     middle = (low + high) / 2
-    moments = np.zeros((len(counts), len(spec.MOMENTS)))
+    moments = np.zeros((len(counts), len(summary_spec.MOMENTS)))
     total = counts.sum(axis=1)
     for name in ("count", "finite"):
-        moments[:, spec.COLUMN[name]] = total
+        moments[:, summary_spec.COLUMN[name]] = total
     powers = {"sum": middle, "sum_abs": np.abs(middle)} | {f"sum{p}": middle**p for p in (2, 3, 4, 8)}
     for name, weight in powers.items():
-        moments[:, spec.COLUMN[name]] = (counts @ weight) * (1 + rng.normal(0, 1e-3, len(counts)))
+        moments[:, summary_spec.COLUMN[name]] = (counts @ weight) * (1 + rng.normal(0, 1e-3, len(counts)))
     occupied = counts > 0
     first, last = occupied.argmax(axis=1), counts.shape[1] - 1 - occupied[:, ::-1].argmax(axis=1)
     inside = rng.uniform(0, 1, (2, len(counts)))
@@ -139,7 +139,7 @@ def moments_of(codes: Ids, counts: Ints, rng: np.random.Generator) -> Floats:
     nearest = np.where(occupied, np.minimum(np.abs(low), np.abs(high)), np.inf).min(axis=1).astype(np.float32)
     extremes = {"min": smallest, "max": largest, "abs_min": nearest, "abs_max": np.maximum(-smallest, largest)}
     for name, column in extremes.items():
-        moments[:, spec.COLUMN[name]] = column
+        moments[:, summary_spec.COLUMN[name]] = column
     return moments
 
 

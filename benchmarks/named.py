@@ -17,40 +17,40 @@ from pathlib import Path
 
 import numpy as np
 
-from layerscope.query.run import Run
-from layerscope.records import (
+from layerscope.model import summary_spec
+from layerscope.model.records import (
     BATCH_STATISTICS,
-    Extras,
+    CustomStatistics,
+    DependencyLink,
     Floats,
     Ids,
     Kind,
-    Link,
     Metric,
     Mode,
     NamedNode,
-    Part,
-    Reading,
+    Phase,
     Series,
     StepInfo,
     Summaries,
-    Values,
+    TensorType,
+    TensorValues,
     named_site,
 )
-from layerscope.stats import spec
+from layerscope.query.run_tables import RunTables
 from layerscope.store.folder import create
 from layerscope.store.writer import FolderSink
 
 STEPS, ITERATIONS, NODES, SAMPLES, WIDE = 200, 20, 30, 5, 64
-_KINDS = ((Kind.TENSOR, Reading.FORWARD), (Kind.TENSOR_GRAD, Reading.BACKWARD))
-_BITS = spec.encode(spec.BitCounts(3, np.array([8600, 8601], np.int32), np.array([160, 160])))
+_KINDS = ((Kind.TENSOR, Phase.FORWARD), (Kind.TENSOR_GRAD, Phase.BACKWARD))
+_BITS = summary_spec.encode(summary_spec.BitCounts(3, np.array([8600, 8601], np.int32), np.array([160, 160])))
 
 
 def make(folder: Path) -> Path:
     """The run, compacted."""
     sink = FolderSink(create(folder), queue_bytes=1 << 30)
     names = [f"node{k:02}" for k in range(NODES)]
-    nodes = tuple(NamedNode(name, Part.INTERMEDIATE, (("", (SAMPLES, WIDE)),)) for name in names)
-    links = tuple(Link(a, "", 0, b, "") for a, b in pairwise(names))
+    nodes = tuple(NamedNode(name, TensorType.INTERMEDIATE, (("", (SAMPLES, WIDE)),)) for name in names)
+    links = tuple(DependencyLink(a, "", 0, b, "") for a, b in pairwise(names))
     ids = np.array(
         [
             sink.series_id(
@@ -67,9 +67,9 @@ def make(folder: Path) -> Path:
         arrays = chance.normal(size=(len(ids), SAMPLES, WIDE)).astype(np.float32)
         sink.put(summaries(step, ids, arrays.reshape(len(ids), -1).astype(np.float64)))
         owners = np.repeat(ids, len(BATCH_STATISTICS))
-        sink.put(Extras(step, owners, BATCH_STATISTICS * len(ids), chance.normal(size=len(owners))))
+        sink.put(CustomStatistics(step, owners, BATCH_STATISTICS * len(ids), chance.normal(size=len(owners))))
         for number, array in zip(ids.tolist(), arrays, strict=True):
-            sink.put(Values.one(step, number, chosen, array))
+            sink.put(TensorValues.one(step, number, chosen, array))
         sink.put(Metric(step, "loss", 1.0 / (step + 1), float(step), f"type {step % 5}"))
         graphs = (-1, *[sink.dependencies_id(nodes, links)] * ITERATIONS)
         told = (tuple(range(SAMPLES)), (), ("",))
@@ -81,7 +81,7 @@ def make(folder: Path) -> Path:
 
 def summaries(step: int, ids: Ids, rows: Floats) -> Summaries:
     """Summaries of rows of numbers, with bit-counts that stand for any."""
-    counts = np.zeros((len(ids), len(spec.COUNTS)))
+    counts = np.zeros((len(ids), len(summary_spec.COUNTS)))
     counts[:, :2] = rows.shape[1]
     powers = [rows, np.abs(rows), *(rows**power for power in (2, 3, 4, 8))]
     magnitude = np.abs(rows)
@@ -100,7 +100,7 @@ def summaries(step: int, ids: Ids, rows: Floats) -> Summaries:
     )
 
 
-def page(run: Run, step: int, node: str, iteration: int, sample: int | None) -> None:
+def page(run: RunTables, step: int, node: str, iteration: int, sample: int | None) -> None:
     """All that the page asks of one selection."""
     named = run.named()
     named.types()
@@ -125,10 +125,12 @@ def timed(action: Callable[[int], object], times: int = 15) -> tuple[float, floa
 
 def measure(folder: Path) -> dict[str, tuple[float, float]]:
     """Milliseconds of each question: of time and of computing time."""
-    run = Run(folder)
+    run = RunTables(folder)
     page(run, 0, "node00", 1, None)
     return {
-        "cold: open the run and show one tensor": timed(lambda k: page(Run(folder), 7 * k, "node05", 1 + k, None), 5),
+        "cold: open the run and show one tensor": timed(
+            lambda k: page(RunTables(folder), 7 * k, "node05", 1 + k, None), 5
+        ),
         "another step": timed(lambda k: page(run, 5 + k, "node01", 2, None)),
         "another tensor": timed(lambda k: page(run, 7, f"node{k:02}", 3, None)),
         "another iteration": timed(lambda k: page(run, 9, "node03", 4 + k, None)),

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 import layerscope
 from benchmarks.make_run import Recipe, shifted, steps_of
-from layerscope.records import CallNode, Edge, Graph, Kind, Metric, Mode, ModuleNode, Reading, Series
-from layerscope.store.compact import compact
+from layerscope.model.records import CallEdge, CallGraph, CallNode, Kind, Metric, Mode, ModuleNode, Phase, Series
+from layerscope.store.compaction import compact
 from layerscope.store.folder import create
 from layerscope.store.writer import FolderSink
 
@@ -41,9 +41,7 @@ def make(project: Path) -> None:
 def sites() -> list[Series]:
     """One output for each site."""
     return [
-        Series(
-            f"layers.{at // 8}.part{at % 8}", "output.0", Kind.OUTPUT, Mode.TRAIN, Reading.FORWARD, "float32", _SHAPE
-        )
+        Series(f"layers.{at // 8}.part{at % 8}", "output.0", Kind.OUTPUT, Mode.TRAIN, Phase.FORWARD, "float32", _SHAPE)
         for at in range(SITES)
     ]
 
@@ -53,7 +51,7 @@ def loss(step: int) -> Metric:
     return Metric(step, "loss", 3.0 / np.sqrt(step), 1.7e9 + step)
 
 
-def module_graph() -> Graph:
+def module_graph() -> CallGraph:
     """Layers one after another, each of eight parts with a skip connection around them."""
     ins, outs = (("input.0", _SHAPE),), (("output.0", _SHAPE),)
     modules, calls = [ModuleNode("(model)", "Network", 0, "")], [CallNode("(model)", "(model)", "", ins, outs)]
@@ -63,11 +61,11 @@ def module_graph() -> Graph:
         parts = [f"{path}.part{at}" for at in range(8)]
         modules += [ModuleNode(path, "Layer", 0, ""), *(ModuleNode(part, "Linear", 16512, "128") for part in parts)]
         calls += [CallNode(path, path, "(model)", ins, outs), *(CallNode(p, p, path, ins, outs) for p in parts)]
-        edges += [Edge(*before, path, "input.0"), Edge(path, "input.0", parts[0], "input.0")]
-        edges += [Edge(a, "output.0", b, "input.0") for a, b in pairwise(parts)]
-        edges += [Edge(parts[-1], "output.0", path, "output.0"), Edge(path, "input.0", path, "output.0")]
+        edges += [CallEdge(*before, path, "input.0"), CallEdge(path, "input.0", parts[0], "input.0")]
+        edges += [CallEdge(a, "output.0", b, "input.0") for a, b in pairwise(parts)]
+        edges += [CallEdge(parts[-1], "output.0", path, "output.0"), CallEdge(path, "input.0", path, "output.0")]
         before = (path, "output.0")
-    return Graph(tuple(modules), tuple(calls), (*edges, Edge(*before, "(model)", "output.0")))
+    return CallGraph(tuple(modules), tuple(calls), (*edges, CallEdge(*before, "(model)", "output.0")))
 
 
 class More:

@@ -22,7 +22,7 @@ import layerscope
 from benchmarks.watch import MB, Row, flush, ratio_row, row
 from benchmarks.watch_subjects import STEPS, SUBJECTS, Training, Watched, against_plain
 from layerscope import Depth, Schedule
-from layerscope.capture.recorder import Recorder
+from layerscope.capture.core.recorder import Recorder
 
 
 @dataclass(frozen=True)

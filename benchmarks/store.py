@@ -20,9 +20,9 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.make_run import Recipe, series_of, shifted, steps_of
-from layerscope.records import Summaries
-from layerscope.stats import buckets
-from layerscope.store.compact import compact
+from layerscope.model.records import Summaries
+from layerscope.stats import derived
+from layerscope.store.compaction import compact
 from layerscope.store.folder import create
 from layerscope.store.reader import Reader, encoded
 from layerscope.store.writer import FolderSink
@@ -139,7 +139,7 @@ def queries(folder: Path, state: str, series: int, steps: int, at_most: tuple[fl
     every = np.arange(1, steps + 1, max(steps // 200, 1))
 
     def decoded(reader: Reader) -> object:
-        return buckets.decode_bits(*encoded(reader.bits(one)))
+        return derived.decode_bits(*encoded(reader.bits(one)))
 
     calls: list[tuple[str, Callable[[Reader], object], float | None]] = [
         ("one series", lambda reader: reader.moments(one), at_most[0]),

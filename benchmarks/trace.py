@@ -25,9 +25,9 @@ from torch.overrides import TorchFunctionMode
 from benchmarks.trace_subjects import SUBJECTS, Subject, loop
 from layerscope.capture.torch.trace.describe import describe
 from layerscope.capture.torch.trace.tracer import Tracer
-from layerscope.query.layers import name_layers
-from layerscope.viz.graph import DrawOptions, graph_view
-from layerscope.viz.svg import svg
+from layerscope.graph.layers import name_layers
+from layerscope.views.draw.picture import DrawOptions, graph_view
+from layerscope.views.draw.svg import svg
 
 Row = dict[str, str]
 FIRST_TRACE = """

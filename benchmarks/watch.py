@@ -27,7 +27,7 @@ import torch
 import layerscope
 from benchmarks.watch_subjects import STEPS, SUBJECTS, Times, Training, Watched, against_plain
 from layerscope import Schedule
-from layerscope.capture.recorder import Recorder
+from layerscope.capture.core.recorder import Recorder
 from layerscope.store.writer import QUEUE_BYTES, FolderSink
 
 Row = dict[str, str]

@@ -12,12 +12,11 @@ from layerscope.version import __version__
 
 if TYPE_CHECKING:
     from layerscope.api import attach, draw, open, summary, trace, tracing, ui, watch
-    from layerscope.capture.named import Depth
-    from layerscope.capture.schedule import Schedule
-    from layerscope.compared import compare
+    from layerscope.capture.core.named_tensors import Detail
+    from layerscope.capture.core.schedule import Schedule
     from layerscope.errors import LayerscopeError
-    from layerscope.recorded import Run
-    from layerscope.traced import Trace
+    from layerscope.runs import Run
+    from layerscope.traces import Trace, compare
 
 __all__ = [
     "Depth",
@@ -38,13 +37,13 @@ __all__ = [
 ]
 
 _HOME = {
-    "Depth": "layerscope.capture.named",
+    "Depth": "layerscope.capture.core.named_tensors",
     "LayerscopeError": "layerscope.errors",
-    "Run": "layerscope.recorded",
-    "Schedule": "layerscope.capture.schedule",
-    "Trace": "layerscope.traced",
+    "Run": "layerscope.runs",
+    "Schedule": "layerscope.capture.core.schedule",
+    "Trace": "layerscope.traces",
     "attach": "layerscope.api",
-    "compare": "layerscope.compared",
+    "compare": "layerscope.traces",
     "draw": "layerscope.api",
     "open": "layerscope.api",
     "summary": "layerscope.api",

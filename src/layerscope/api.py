@@ -12,23 +12,21 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from layerscope.capture.attached import audience
+from layerscope.capture.core.named_tensors import attach_listeners
 from layerscope.errors import LayerscopeWarning, MissingError, SelectError, StateError
 
 if TYPE_CHECKING:
     from torch import nn
     from torch.optim import Optimizer
 
-    from layerscope.capture.cadence import Every
-    from layerscope.capture.keeping import KeepIf
-    from layerscope.capture.named import Depth
-    from layerscope.capture.recorder import Opened, Recorder, When
-    from layerscope.capture.torch.intake import Extent, OwnStatistics
-    from layerscope.capture.torch.targets import Choices, Selection
-    from layerscope.passes import EditWhile, Save
-    from layerscope.recorded import Run
-    from layerscope.summarised import Summary
-    from layerscope.traced import Trace
+    from layerscope.capture.core.named_tensors import Detail
+    from layerscope.capture.core.recorder import Opened, Recorder, When
+    from layerscope.capture.core.schedule import Every, KeepIf
+    from layerscope.capture.torch.summarizer import StatisticsFunction, SummaryOptions
+    from layerscope.capture.torch.targets import Choices, WatchSelection
+    from layerscope.runs import Run
+    from layerscope.torch_traces import EditWhile, Save
+    from layerscope.traces import ModelSummary, Trace
 
 DEFAULT_KINDS = ("output", "weight", "weight_grad", "tensor", "tensor_grad")
 PROJECT = Path("runs")  # where runs go, and are looked for, when nothing is said
@@ -46,9 +44,9 @@ def watch(  # noqa: PLR0913  the one verb that takes everything about a recordin
     keep_if: KeepIf | None = None,
     budget: float | None = None,
     sample: int | None = None,
-    statistics: OwnStatistics | None = None,
+    statistics: StatisticsFunction | None = None,
     resume: bool | int = False,
-    depth: str | Depth = "samples",
+    depth: str | Detail = "samples",
     ring: int = 0,
     enabled: bool = True,
 ) -> Recorder:
@@ -69,26 +67,25 @@ def watch(  # noqa: PLR0913  the one verb that takes everything about a recordin
     many ended steps stay in memory, so that `keep()` may decide late. With `enabled=False` nothing is recorded and no
     folder is made until `run.enabled = True`.
     """
-    from layerscope.capture.recorder import disabled
+    from layerscope.capture.core.recorder import disabled
 
     if os.environ.get("LAYERSCOPE_DISABLED", "") not in ("", "0"):
         return disabled(int(resume) if resume is not True else 0)
     _need_torch("watch()")
-    from layerscope.capture.budget import Budget
-    from layerscope.capture.keeping import Keeping
-    from layerscope.capture.named import Depth
-    from layerscope.capture.recorder import Recorder, When
-    from layerscope.capture.torch.intake import Extent
+    from layerscope.capture.core.named_tensors import Detail
+    from layerscope.capture.core.recorder import Recorder, When
+    from layerscope.capture.core.schedule import Budget, Keeping
+    from layerscope.capture.torch.listener import progress
+    from layerscope.capture.torch.summarizer import SummaryOptions
     from layerscope.capture.torch.targets import choose
-    from layerscope.capture.torch.watching import progress
 
     selection = choose(model, optimizer, kinds, sites, exclude)
-    how_deep = depth if isinstance(depth, Depth) else Depth(depth)
+    how_deep = depth if isinstance(depth, Detail) else Detail(depth)
     if resume is not False and to is None:
         raise StateError("resume needs `to`: the folder of the run that goes on.")
     folder = Path(to) if to is not None else PROJECT / _new_name(model)
     when = When(every, Budget(budget), Keeping(keep_if), ring, how_deep)
-    extent = Extent(sample, statistics)
+    extent = SummaryOptions(sample, statistics)
 
     def open(recorder: weakref.ref[Recorder]) -> Opened:
         return _opened(recorder, selection, when, extent, (folder, resume))
@@ -97,11 +94,15 @@ def watch(  # noqa: PLR0913  the one verb that takes everything about a recordin
 
 
 def _opened(
-    recorder: weakref.ref[Recorder], selection: Selection, when: When, extent: Extent, where: tuple[Path, bool | int]
+    recorder: weakref.ref[Recorder],
+    selection: WatchSelection,
+    when: When,
+    extent: SummaryOptions,
+    where: tuple[Path, bool | int],
 ) -> Opened:
     """The run's folder, opened; whatever goes wrong, no thread and no lock is left behind."""
-    from layerscope.capture.recorder import Opened
-    from layerscope.capture.torch.watching import listener
+    from layerscope.capture.core.recorder import Opened
+    from layerscope.capture.torch.listener import listener
     from layerscope.store.folder import create
     from layerscope.store.writer import FolderSink
 
@@ -124,7 +125,7 @@ _Named = TypeVar("_Named")
 
 def attach(tensor: _Named, name: str) -> _Named:
     """The tensor itself; a recorder that listens takes it in under the name, with its gradient. Use it in a forward."""
-    for hear in audience.listeners:
+    for hear in attach_listeners.listeners:
         hear(tensor, name)
     return tensor
 
@@ -160,9 +161,9 @@ def trace(
     _need_torch("trace()")
     if not callable(model):
         raise SelectError(f"trace() needs a model or function to call, not {type(model).__name__}: trace(model, x).")
-    from layerscope.passes import PassOptions, traced_call
+    from layerscope.torch_traces import TraceOptions, traced_call
 
-    return traced_call(model, inputs, named_inputs, PassOptions(save=save, seed=seed))
+    return traced_call(model, inputs, named_inputs, TraceOptions(save=save, seed=seed))
 
 
 def tracing(
@@ -181,10 +182,10 @@ def tracing(
     while they run, to a function of their result, or to the tensor to put in its place; the pass goes on with that.
     """
     _need_torch("tracing()")
-    from layerscope.passes import PassOptions
-    from layerscope.passes import tracing as traced_block
+    from layerscope.torch_traces import TraceOptions
+    from layerscope.torch_traces import tracing as traced_block
 
-    return traced_block(model, PassOptions(save, seed, open_composites, edit))
+    return traced_block(model, TraceOptions(save, seed, open_composites, edit))
 
 
 def draw(model: Callable[..., Any], *inputs: Any, to: str | Path | None = None, **options: Any) -> str:
@@ -192,16 +193,16 @@ def draw(model: Callable[..., Any], *inputs: Any, to: str | Path | None = None, 
     return trace(model, *inputs, save=None).draw(to, **options)
 
 
-def summary(model: nn.Module, *inputs: Any, **named_inputs: Any) -> Summary:
+def summary(model: nn.Module, *inputs: Any, **named_inputs: Any) -> ModelSummary:
     """The modules of a model as a table: output shapes, parameters, FLOPs, from one pass with the inputs."""
-    from layerscope.summarised import Summary
+    from layerscope.traces import ModelSummary
 
-    return Summary(trace(model, *inputs, save=None, **named_inputs).record)
+    return ModelSummary(trace(model, *inputs, save=None, **named_inputs).record)
 
 
 def open(path: str | Path) -> Run:
     """The run in a folder, finished or still being written."""
-    from layerscope.recorded import Run
+    from layerscope.runs import Run
 
     return Run(path)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from layerscope.records import Event, Kind, Metric, Mode, Reading, Series
+from layerscope.model.records import Event, Kind, Metric, Mode, Phase, Series
 from layerscope.store.folder import create
 from layerscope.store.writer import FolderSink
 from tests.server.runs import summaries
@@ -26,7 +26,7 @@ def write_layers(
     """A finished run of some sites; from `nan_at` on, `h.1.attn` and what follows it hold NaN, and so does the loss."""
     sink = FolderSink(create(folder))
     numbers = [
-        sink.series_id(Series(site, "output.0", Kind.OUTPUT, Mode.TRAIN, Reading.FORWARD, "float64", (40,)))
+        sink.series_id(Series(site, "output.0", Kind.OUTPUT, Mode.TRAIN, Phase.FORWARD, "float64", (40,)))
         for site in sites
     ]
     rng = np.random.default_rng(0)

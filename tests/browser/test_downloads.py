@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Locator, Page, expect
 
-from layerscope.records import Kind, Mode, Reading, Series
+from layerscope.model.records import Kind, Mode, Phase, Series
 from layerscope.server.serve import PageServer
 from layerscope.store.folder import create
 from layerscope.store.writer import FolderSink
@@ -31,7 +31,7 @@ def address(tmp_path: Path) -> Iterator[str]:
     """A run with two sites, one of them of a long name, of two kinds, ports and modes each."""
     sink = FolderSink(create(tmp_path / "run"))
     numbers = [
-        sink.series_id(Series(site, port, kind, mode, Reading.FORWARD, "float64", (500,)))
+        sink.series_id(Series(site, port, kind, mode, Phase.FORWARD, "float64", (500,)))
         for site in ("fc", LONG)
         for port, kind, mode in SERIES
     ]

@@ -11,7 +11,7 @@ import pytest
 from playwright.sync_api import Page, expect
 
 import layerscope
-from layerscope.records import Kind, Mode, Reading, Series
+from layerscope.model.records import Kind, Mode, Phase, Series
 from layerscope.server.serve import PageServer
 from layerscope.store.folder import create
 from layerscope.store.writer import FolderSink
@@ -43,7 +43,7 @@ def write_backwards(folder: Path) -> None:
     kinds += [(site, "output.0", Kind.OUTPUT_GRAD) for site in CALLED[::-1]]
     kinds += [(f"{site}.weight", "weight", Kind.WEIGHT) for site in sorted(CALLED)]
     sink = FolderSink(create(folder))
-    numbers = [sink.series_id(Series(*kind, Mode.TRAIN, Reading.FORWARD, "float64", (4,))) for kind in kinds]
+    numbers = [sink.series_id(Series(*kind, Mode.TRAIN, Phase.FORWARD, "float64", (4,))) for kind in kinds]
     for step in range(3):
         sink.put(summaries(step, numbers, [np.ones(4) * (1 + at) for at in range(len(numbers))]))
     sink.close()

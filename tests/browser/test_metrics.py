@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Locator, Page, expect
 
-from layerscope.records import Metric
+from layerscope.model.records import Metric
 from layerscope.server.serve import PageServer
 from tests.browser.conftest import Visit
 from tests.server.runs import Writing

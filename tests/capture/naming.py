@@ -10,14 +10,12 @@ import numpy as np
 import numpy.typing as npt
 from torch import nn
 
-from layerscope.capture.budget import Budget
-from layerscope.capture.cadence import Every
-from layerscope.capture.keeping import KeepIf, Keeping
-from layerscope.capture.named import Depth
-from layerscope.capture.recorder import Recorder, When
+from layerscope.capture.core.named_tensors import Detail
+from layerscope.capture.core.recorder import Recorder, When
+from layerscope.capture.core.schedule import Budget, Every, KeepIf, Keeping
+from layerscope.capture.torch.listener import record
 from layerscope.capture.torch.targets import choose
-from layerscope.capture.torch.watching import record
-from layerscope.records import Event, Extras, Kind, SampleStats, StepInfo, named_site
+from layerscope.model.records import CustomStatistics, Event, Kind, SampleStats, StepInfo, named_site
 from tests.capture.sinks import ListSink, Value
 
 Array = npt.NDArray[Any]
@@ -61,7 +59,7 @@ class Recording(ListSink):
         number = self.number(name, iteration, kind=kind)
         return {
             name: value
-            for extras in self.of(Extras, step)
+            for extras in self.of(CustomStatistics, step)
             for series, name, value in zip(extras.series, extras.names, extras.values, strict=True)
             if series == number
         }
@@ -85,12 +83,12 @@ def recording(
     model: nn.Module | None = None,
     every: Every = 1,
     *,
-    depth: Depth | None = None,
+    depth: Detail | None = None,
     ring: int = 0,
     keep_if: KeepIf | None = None,
 ) -> Iterator[tuple[Recording, Recorder]]:
     sink = Recording()
-    when = When(every, Budget(), Keeping(keep_if), ring, depth or Depth())
+    when = When(every, Budget(), Keeping(keep_if), ring, depth or Detail())
     with record(choose(model, None, ("tensor*", "weight*"), "*"), when, sink) as run:
         yield sink, run
 

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from layerscope.records import Kind, Mode
+from layerscope.model.records import Kind, Mode
 
 #: Site, port, kind and mode of a tensor; and the tensors of one step, of which the recording adds up the summaries.
 Key = tuple[str, str, Kind, Mode]

@@ -9,21 +9,22 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from layerscope.records import (
+from layerscope.model import summary_spec
+from layerscope.model.records import (
     Dependencies,
+    DependencyLink,
     Event,
     Floats,
     Ids,
     Kind,
-    Link,
     Mode,
     NamedNode,
     Record,
     Series,
     Summaries,
-    Values,
+    TensorValues,
 )
-from layerscope.stats import derive, spec
+from layerscope.stats import derived
 
 
 @dataclass
@@ -39,7 +40,7 @@ class ListSink:
             self.series.append(series)
         return self.series.index(series)
 
-    def dependencies_id(self, nodes: tuple[NamedNode, ...], links: tuple[Link, ...]) -> int:
+    def dependencies_id(self, nodes: tuple[NamedNode, ...], links: tuple[DependencyLink, ...]) -> int:
         for graph in self.graphs:
             if (graph.nodes, graph.links) == (nodes, links):
                 return graph.number
@@ -48,7 +49,7 @@ class ListSink:
 
     def put(self, *records: Record) -> None:
         for record in records:
-            self.records += each(record) if isinstance(record, Values) else [record]
+            self.records += each(record) if isinstance(record, TensorValues) else [record]
 
     def when_program_ends(self, close: Callable[[], Callable[[], None] | None]) -> None:
         pass
@@ -83,7 +84,11 @@ class ListSink:
 
     def stat(self, name: str, site: str, kind: Kind, **where: object) -> float:
         moments = self.moments(site, kind, **where)  # type: ignore[arg-type]  # passed through as given
-        return float(derive.statistic(name, lambda column: moments[spec.COLUMN[column] : spec.COLUMN[column] + 1])[0])
+        return float(
+            derived.statistic(
+                name, lambda column: moments[summary_spec.COLUMN[column] : summary_spec.COLUMN[column] + 1]
+            )[0]
+        )
 
 
 class Value(NamedTuple):
@@ -95,7 +100,7 @@ class Value(NamedTuple):
     array: npt.NDArray[Any]
 
 
-def each(values: Values) -> list[Value]:
+def each(values: TensorValues) -> list[Value]:
     """The values one by one."""
     rows = zip(values.series, values.samples, values.arrays, strict=True)
     return [Value(values.step, *row) for row in rows]

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import layerscope as ls
-from layerscope.records import Graph
+from layerscope.model.records import CallGraph
 
 Plan = list[tuple[Any, ...]]
 Arrow = tuple[str, str, str, str]
@@ -127,15 +127,15 @@ def plain_hooks(names: dict[nn.Module, str], heard: list[tuple[str, str]]) -> It
             handle.remove()
 
 
-def calls_of(graph: Graph) -> set[tuple[str, str]]:
+def calls_of(graph: CallGraph) -> set[tuple[str, str]]:
     return {(call.site, call.parent) for call in graph.calls}
 
 
-def arrows_of(graph: Graph) -> set[Arrow]:
+def arrows_of(graph: CallGraph) -> set[Arrow]:
     return {(edge.source, edge.source_port, edge.target, edge.target_port) for edge in graph.edges}
 
 
-def graph_in(folder: Path) -> Graph:
+def graph_in(folder: Path) -> CallGraph:
     graph = ls.open(folder).graph()
     assert graph is not None
     return graph

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from layerscope.records import Event, Kind
+from layerscope.model.records import Event, Kind
 from tests.capture.reference import statistics
 from tests.capture.sinks import ListSink
 from tests.capture.test_reading_points import watching

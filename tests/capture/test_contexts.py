@@ -16,11 +16,11 @@ from torch.optim import Optimizer
 from torch.utils.checkpoint import checkpoint
 
 import layerscope as ls
-from layerscope.capture.recorder import When
+from layerscope.capture.core.recorder import When
+from layerscope.capture.torch.listener import record
 from layerscope.capture.torch.targets import Models, choose
-from layerscope.capture.torch.watching import record
 from layerscope.errors import SelectError, StateError
-from layerscope.records import Event, Graph, Kind, Mode
+from layerscope.model.records import CallGraph, Event, Kind, Mode
 from tests.capture.models import Mlp
 from tests.capture.naming import recording
 from tests.capture.sinks import ListSink
@@ -300,7 +300,7 @@ def test_the_graph_has_the_edges_of_every_context() -> None:
                 with run.context("swapped" if model.swapped else "straight"):
                     model(torch.randn(2, 3))
             run.step()
-    edges = {(e.source, e.target) for record in sink.records if isinstance(record, Graph) for e in record.edges}
+    edges = {(e.source, e.target) for record in sink.records if isinstance(record, CallGraph) for e in record.edges}
     assert {("a", "c"), ("b", "c")} <= edges
 
 

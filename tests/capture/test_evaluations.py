@@ -19,14 +19,13 @@ from torch.nn.modules import module as global_hooks
 from torch.optim import Optimizer
 
 import layerscope as ls
-from layerscope.capture.keeping import Keeping
-from layerscope.capture.recorder import Recorder, When
-from layerscope.capture.schedule import Schedule
+from layerscope.capture.core.recorder import Recorder, When
+from layerscope.capture.core.schedule import Keeping, Schedule
+from layerscope.capture.torch.listener import record
 from layerscope.capture.torch.targets import choose
-from layerscope.capture.torch.watching import record
 from layerscope.errors import StateError
-from layerscope.records import Event, Graph, Kind, Mode, Series
-from layerscope.stats import spec
+from layerscope.model import summary_spec
+from layerscope.model.records import CallGraph, Event, Kind, Mode, Series
 from tests.capture.models import MODELS, Mlp
 from tests.capture.sinks import ListSink
 from tests.capture.test_truth import hooks_of
@@ -117,7 +116,7 @@ def test_an_evaluation_between_recorded_steps_is_recorded_with_its_step(
     assert tuple(found) == AFTER
     for step, outputs in seen.items():
         read = torch.cat(outputs[:16]).detach().double().numpy()
-        moments = dict(zip(spec.MOMENTS, found[step], strict=True))
+        moments = dict(zip(summary_spec.MOMENTS, found[step], strict=True))
         assert moments["count"] == read.size
         np.testing.assert_allclose(
             [moments[name] for name in ("sum", "sum_abs", "sum2", "sum4", "min", "max")],
@@ -198,8 +197,8 @@ def test_two_evaluations_in_a_row_are_told_apart_by_their_contexts() -> None:
                     with run.context(name):
                         evaluated(model, batches)
     assert {name: list(rows(sink, context=name)) for name in ("valid", "test")} == {"valid": [5, 11], "test": [5, 11]}
-    assert rows(sink, context="valid")[5][spec.COLUMN["count"]] == 16 * 9
-    assert rows(sink, context="test")[5][spec.COLUMN["count"]] == 4 * 9
+    assert rows(sink, context="valid")[5][summary_spec.COLUMN["count"]] == 16 * 9
+    assert rows(sink, context="test")[5][summary_spec.COLUMN["count"]] == 4 * 9
     assert events(sink)[:2] == [
         (5, "16 of 20 forwards of (model) in context valid"),
         (5, "4 of 4 forwards of (model) in context test"),
@@ -284,7 +283,7 @@ def test_a_model_that_trains_in_evaluation_mode_has_steps_and_no_evaluations(sta
             run.step()
     found = in_evaluation(sink)
     assert list(found) == list(range(start, 40, 10))
-    assert {moments[spec.COLUMN["count"]] for moments in found.values()} == {20 * 15}
+    assert {moments[summary_spec.COLUMN["count"]] for moments in found.values()} == {20 * 15}
     assert events(sink) == []
 
 
@@ -376,9 +375,9 @@ def test_the_graph_has_the_calls_of_an_evaluation_and_inputs_are_those_behind_ho
         with torch.no_grad():
             for _ in range(2):
                 model(torch.ones(3, 6))
-    calls = {call.site for graph in sink.records if isinstance(graph, Graph) for call in graph.calls}
+    calls = {call.site for graph in sink.records if isinstance(graph, CallGraph) for call in graph.calls}
     assert {"usual", "other"} <= calls
-    assert rows(sink, kind=Kind.INPUT, mode=Mode.EVAL)[1][spec.COLUMN["sum"]] == 2 * 36
+    assert rows(sink, kind=Kind.INPUT, mode=Mode.EVAL)[1][summary_spec.COLUMN["sum"]] == 2 * 36
     assert list(rows(sink, "result", Kind.TENSOR, mode=Mode.EVAL)) == [1]
 
 
@@ -409,7 +408,7 @@ def test_an_evaluation_that_raises_keeps_what_came_before_and_disturbs_nothing(e
                     model(torch.randn(3, 6))
                 model.fails = False
                 model.train()
-    assert in_evaluation(sink)[5][spec.COLUMN["count"]] == 3 * 9
+    assert in_evaluation(sink)[5][summary_spec.COLUMN["count"]] == 3 * 9
     assert list(rows(sink, mode=Mode.TRAIN)) == list(range(0, 12, every))
     assert [e for e in sink.records if isinstance(e, Event) and e.level == "warning"] == []
 
@@ -452,7 +451,7 @@ def test_evaluations_of_a_compiled_model_are_recorded_between_steps() -> None:
     found = in_evaluation(sink)
     assert list(found) == [13]
     read = torch.cat(seen[:16]).double()
-    assert found[13][spec.COLUMN["sum"]] == pytest.approx(float(read.sum()), rel=1e-9)
+    assert found[13][summary_spec.COLUMN["sum"]] == pytest.approx(float(read.sum()), rel=1e-9)
     assert list(in_evaluation(sink, "layers.0")) == [13]
     assert events(sink) == [(13, "16 of 18 forwards of (model)")]
     assert list(rows(sink, mode=Mode.TRAIN)) == [0, 10]

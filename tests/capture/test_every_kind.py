@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 import layerscope as ls
-from layerscope.records import Kind, Mode
+from layerscope.model.records import Kind, Mode
 from tests.capture.models import InPlaceCnn, Mlp, Recurrent, gpt2, vit
 from tests.capture.reference import Parts, statistics
 from tests.capture.training import Make, adamw, checked, mistakes, recorded, same_bits, wrong

@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from transformers import T5Config, T5ForConditionalGeneration
 
 import layerscope as ls
-from layerscope.records import Kind, Mode
+from layerscope.model.records import Kind, Mode
 from tests.capture.models import Answer, InPlaceCnn, Mlp, Recurrent, gpt2
 from tests.capture.sinks import ListSink
 from tests.capture.test_reading_points import watching

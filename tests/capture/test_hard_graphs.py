@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 from torch.optim import Optimizer
 
-from layerscope.records import Kind, Mode
+from layerscope.model.records import Kind, Mode
 from tests.capture.training import checked, mistakes, recorded, referenced, same_bits, sites, steps, vectors
 
 pytestmark = [pytest.mark.feature("E6"), pytest.mark.feature("E7")]

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.checkpoint import checkpoint
 
-from layerscope.records import Event, Kind, Mode
+from layerscope.model.records import Event, Kind, Mode
 from tests.capture.models import Mlp
 from tests.capture.training import checked, no_optimizer, recorded, same_bits, sites, steps, vectors
 

@@ -21,7 +21,7 @@ from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 import layerscope as ls
-from layerscope.capture.recorder import Recorder
+from layerscope.capture.core.recorder import Recorder
 from layerscope.errors import LayerscopeWarning
 from tests.capture.models import Mlp
 from tests.capture.test_truth import hooks_everywhere
@@ -173,7 +173,7 @@ def test_a_recorder_collected_inside_the_store_is_closed_by_the_writer(
     model = Mlp()
     run = ls.watch(model, to=tmp_path / "run", every=1)
     train(run, model)
-    monkeypatch.setattr("layerscope.capture.recorder.is_interrupted", lambda: True)
+    monkeypatch.setattr("layerscope.capture.core.recorder.is_interrupted", lambda: True)
     del run
     wait_for_writers()
     assert ls.open(tmp_path / "run").status() == "finished"

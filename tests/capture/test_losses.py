@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 import layerscope as ls
 from layerscope.capture.torch.listener import TorchListener
-from layerscope.records import Kind
+from layerscope.model.records import Kind
 from tests.capture.naming import Recording, recording
 from tests.capture.reference import statistics
 from tests.capture.sinks import ListSink

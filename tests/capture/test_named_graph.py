@@ -13,7 +13,7 @@ from torch.utils._device import DeviceContext
 from torch.utils.data import DataLoader, Dataset
 
 import layerscope as ls
-from layerscope.records import Part
+from layerscope.model.records import TensorType
 from tests.capture.naming import recording
 
 
@@ -63,8 +63,8 @@ def test_the_graph_of_a_recurrent_network_is_the_one_drawn_on_paper() -> None:
     last = {("memory", "output"), ("out:weight", "output"), ("out:bias", "output"), ("scale", "output")}
     assert sink.links(0, 2) == inside | last
     parts = {node.name: node.part for node in sink.graphs[info.graphs[2]].nodes}
-    assert parts["input"] is Part.INPUT
-    assert {name for name, part in parts.items() if part is Part.PARAMETER} == {"pre", "main", "out", "scale"}
+    assert parts["input"] is TensorType.INPUT
+    assert {name for name, part in parts.items() if part is TensorType.PARAMETER} == {"pre", "main", "out", "scale"}
 
 
 def test_every_parent_counts_with_and_without_gradients() -> None:
@@ -180,7 +180,7 @@ def test_large_parts_of_a_model_are_split_into_their_children() -> None:
         run.begin()
         run.record("out", net.head(net.tower(torch.ones(1, 2))))
         run.step()
-    names = {node.name for node in sink.graphs[0].nodes if node.part is Part.PARAMETER}
+    names = {node.name for node in sink.graphs[0].nodes if node.part is TensorType.PARAMETER}
     assert names == {"head"} | {f"tower.{n}" for n in range(20)}
 
 

@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 import layerscope as ls
-from layerscope.capture.named import Depth
-from layerscope.capture.recorder import Recorder
+from layerscope.capture.core.named_tensors import Detail
+from layerscope.capture.core.recorder import Recorder
 from layerscope.errors import StateError
-from layerscope.records import Kind, Metric
+from layerscope.model.records import Kind, Metric
 from tests.capture.naming import Recording, recording
 from tests.capture.training import differences, sgd, trained, unwatched
 
@@ -182,7 +182,7 @@ def test_a_discarded_step_is_as_if_it_had_not_been_recorded() -> None:
 
 
 def test_samples_are_balanced_over_categories_of_the_whole_run() -> None:
-    with recording(depth=Depth(samples=2), ring=1) as (sink, run):
+    with recording(depth=Detail(samples=2), ring=1) as (sink, run):
         for _ in range(10):
             run.record("x", torch.randn(8, 2))
             run.keep(categories=["common"] * 6 + ["rare", "odd"])
@@ -287,7 +287,7 @@ def test_wrong_use_is_told_what_is_wrong_and_what_to_do(use: Callable[[Recorder]
 
 
 def test_samples_that_are_not_held_cannot_be_kept() -> None:
-    with recording(depth=Depth(samples=2)) as (_, run):
+    with recording(depth=Detail(samples=2)) as (_, run):
         run.record("x", torch.ones(6, 2))
         with pytest.raises(StateError, match=r"only the first 2 are held.*ring=1"):
             run.keep(samples=[5])

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import layerscope as ls
-from layerscope.capture.named import Depth
-from layerscope.records import BATCH_STATISTICS, Cost, Kind, Mode, SampleStats, named_site
+from layerscope.capture.core.named_tensors import Detail
+from layerscope.model.records import BATCH_STATISTICS, Kind, Mode, Overhead, SampleStats, named_site
 from tests.capture.naming import per_sample, recording
 from tests.capture.sinks import Value
 
@@ -54,7 +54,7 @@ def test_the_same_is_recorded_of_a_tensor_in_one_piece_and_of_one_with_gaps(dtyp
     spread[:, ::2] = (torch.randn(9, 3) * 10).to(dtype)
     found = []
     for x in (spread[:, ::2].contiguous(), spread[:, ::2]):
-        with recording(depth=Depth(level, samples=4)) as (sink, run):
+        with recording(depth=Detail(level, samples=4)) as (sink, run):
             run.record("x", x)
             run.record("one", x[0], batch_dim=None)
             run.step()
@@ -90,7 +90,7 @@ def test_bool_and_whole_numbers_stay_what_they_are() -> None:
 @pytest.mark.parametrize(("shape", "batch_dim"), [((4, 3, 5, 2), 0), ((3, 7, 2), 1), ((3, 2, 7), -1), ((9,), 0)])
 def test_samples_come_first_wherever_the_batch_is(shape: tuple[int, ...], batch_dim: int) -> None:
     x = torch.randn(shape)
-    with recording(depth=Depth(samples=3)) as (sink, run):
+    with recording(depth=Detail(samples=3)) as (sink, run):
         run.record("x", x, batch_dim=batch_dim)
         run.step()
     first = x.movedim(batch_dim, 0).numpy()
@@ -133,7 +133,7 @@ def test_the_largest_singular_value_is_that_of_float64(shape: tuple[int, int]) -
 
 def test_each_depth_keeps_what_it_says() -> None:
     x = torch.randn(8, 3) + 100
-    with recording(depth=Depth(samples=2)) as (sink, run):
+    with recording(depth=Detail(samples=2)) as (sink, run):
         for level in ("summary", "statistics", "samples", "all"):
             run.record(level, x, depth=level)
         run.step()
@@ -148,7 +148,7 @@ def test_each_depth_keeps_what_it_says() -> None:
 def test_statistics_of_samples_hold_where_the_mean_is_far_from_zero_and_where_there_is_a_nan() -> None:
     x = torch.randn(4, 10_000) * 1e-3 + 1e4
     x[3, 5], x[3, 0] = float("nan"), float("-inf")
-    with recording(depth=Depth("statistics")) as (sink, run):
+    with recording(depth=Detail("statistics")) as (sink, run):
         run.record("x", x)
         run.step()
     stats = sink.sample_stats(0, "x")
@@ -158,7 +158,7 @@ def test_statistics_of_samples_hold_where_the_mean_is_far_from_zero_and_where_th
 
 
 def test_the_bytes_of_a_step_are_bounded_and_what_does_not_fit_is_said() -> None:
-    with recording(depth=Depth("all", samples=2, bytes_per_step=1000)) as (sink, run):
+    with recording(depth=Detail("all", samples=2, bytes_per_step=1000)) as (sink, run):
         for _ in range(3):
             run.record("fits", torch.zeros(10, 10))
             run.record("only samples", torch.zeros(100, 10))
@@ -173,7 +173,7 @@ def test_the_bytes_of_a_step_are_bounded_and_what_does_not_fit_is_said() -> None
     (event,) = sink.warnings()
     assert "'only samples', 'only statistics' are kept at a lower depth" in event.text
     assert "bytes_per_step" in event.text
-    assert all(cost.bytes >= 480 for cost in sink.of(Cost))
+    assert all(cost.bytes >= 480 for cost in sink.of(Overhead))
 
 
 def test_gradients_are_told_apart_by_loss() -> None:
@@ -341,7 +341,7 @@ def test_the_bytes_of_a_step_are_those_of_what_is_kept(dtype: torch.dtype) -> No
         run.step()
     size = sink.value(0, "x").array.nbytes
     for room in (size, size - 1):
-        with recording(depth=Depth("all", samples=1, bytes_per_step=room)) as (sink, run):
+        with recording(depth=Detail("all", samples=1, bytes_per_step=room)) as (sink, run):
             run.record("x", x)
             run.step()
         assert len(sink.value(0, "x").samples) == (10 if room == size else 1)
@@ -364,7 +364,7 @@ def test_a_buffer_that_numpy_fills_anew_has_the_statistics_of_each_iteration() -
 @pytest.mark.parametrize("shape", [(4, 3), (1, 1), (2, 5, 3)])
 @pytest.mark.parametrize("batch_dim", [0, 1])
 def test_a_sign_that_is_still_to_be_changed_is_changed(shape: tuple[int, ...], batch_dim: int) -> None:
-    with recording(depth=Depth("statistics")) as (sink, run):
+    with recording(depth=Detail("statistics")) as (sink, run):
         run.record("x", torch._neg_view(torch.ones(shape)), batch_dim=batch_dim)
         run.record("y", torch.full(shape, 1 + 2j).conj().imag, batch_dim=batch_dim)
         run.step()

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import layerscope as ls
-from layerscope.capture.recorder import Recorder
+from layerscope.capture.core.recorder import Recorder
 from layerscope.errors import StateError
 from tests.capture.models import Mlp
 from tests.capture.test_truth import hooks_everywhere

@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader, TensorDataset
 
 import layerscope as ls
-from layerscope.records import Kind
+from layerscope.model.records import Kind
 from tests.capture.models import Mlp
 from tests.capture.training import checked, sites, steps
 

@@ -12,12 +12,12 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.checkpoint import checkpoint
 
-from layerscope.capture.recorder import Recorder, When
-from layerscope.capture.schedule import Schedule
+from layerscope.capture.core.recorder import Recorder, When
+from layerscope.capture.core.schedule import Schedule
+from layerscope.capture.torch.listener import record
 from layerscope.capture.torch.targets import Choices, choose
-from layerscope.capture.torch.watching import record
-from layerscope.records import Kind, Metric, Mode, Reading
-from layerscope.stats import spec
+from layerscope.model import summary_spec
+from layerscope.model.records import Kind, Metric, Mode, Phase
 from tests.capture.models import Hooked, Mlp, Recurrent, Structured
 from tests.capture.sinks import ListSink
 
@@ -85,7 +85,7 @@ def test_weight_gradients_are_read_as_the_optimizer_applied_them(given: bool, cl
             run.step()
     for name, gradient in applied.items():
         assert sink.stat("rms", name, Kind.WEIGHT_GRAD, step=2) == near(rms(gradient))
-    assert {s.reading for s in sink.series if s.kind is Kind.WEIGHT_GRAD} == {Reading.OPTIMIZER}
+    assert {s.reading for s in sink.series if s.kind is Kind.WEIGHT_GRAD} == {Phase.OPTIMIZER}
 
 
 def test_gradients_without_an_optimizer_step_are_read_when_the_step_ends() -> None:
@@ -97,7 +97,7 @@ def test_gradients_without_an_optimizer_step_are_read_when_the_step_ends() -> No
     (gradient,) = [p.grad for name, p in model.named_parameters() if name == "layers.0.weight"]
     assert gradient is not None
     assert sink.stat("rms", "layers.0.weight", Kind.WEIGHT_GRAD) == near(rms(gradient))
-    assert {s.reading for s in sink.series if s.kind is Kind.WEIGHT_GRAD} == {Reading.STEP}
+    assert {s.reading for s in sink.series if s.kind is Kind.WEIGHT_GRAD} == {Phase.STEP}
 
 
 def test_weights_are_read_after_the_update() -> None:
@@ -264,7 +264,7 @@ def test_forwards_in_threads_keep_their_own_numbers() -> None:
             run.step()
     assert sink.warnings() == []
     for summaries in sink.summaries():
-        for number, peak in zip(summaries.series, summaries.moments[:, spec.COLUMN["max"]], strict=True):
+        for number, peak in zip(summaries.series, summaries.moments[:, summary_spec.COLUMN["max"]], strict=True):
             assert peak == float(sink.series[number].site.split("#")[0]) + 1
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import layerscope as ls
-from layerscope.stats import spec
+from layerscope.model import summary_spec
 from layerscope.stats.kernel import Arena
 from layerscope.stats.torch import add
 
@@ -62,7 +62,7 @@ def test_the_summary_of_an_expanded_tensor_is_that_of_its_copy(shape: tuple[int,
     add(arena, view.contiguous())
     drained = arena.drain()
     np.testing.assert_allclose(drained.moments[0], drained.moments[1], rtol=1e-12)
-    row, codes, counts = spec.decode_rows(drained.m, drained.offsets, drained.bits)
+    row, codes, counts = summary_spec.decode_rows(drained.m, drained.offsets, drained.bits)
     assert codes[row == 0].tolist() == codes[row == 1].tolist()
     assert counts[row == 0].tolist() == counts[row == 1].tolist()
 

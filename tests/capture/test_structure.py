@@ -10,13 +10,13 @@ from torch import Tensor, nn
 from transformers import GPT2Config, GPT2LMHeadModel
 
 import layerscope as ls
-from layerscope.query.callparts import CallParts, PartRole
-from layerscope.records import Graph
+from layerscope.graph.module_nodes import ModuleBoxes, ModuleBoxRole
+from layerscope.model.records import CallGraph
 
 
 def graph_of(
     folder: Path, model: nn.Module, *forwards: tuple[object, ...], grad: bool = True, resume: bool = False
-) -> Graph:
+) -> CallGraph:
     with ls.watch(model, to=folder, every=1, resume=resume) as run:
         for inputs in forwards:
             with torch.set_grad_enabled(grad):
@@ -27,7 +27,7 @@ def graph_of(
     return graph
 
 
-def arrows(graph: Graph, inside: str | None = None) -> set[str]:
+def arrows(graph: CallGraph, inside: str | None = None) -> set[str]:
     """The edges as text, of one call if it is named."""
     parent = {call.site: call.parent for call in graph.calls}
     return {
@@ -229,7 +229,7 @@ def test_tracing_a_forward_that_raises_leaves_nothing_behind(tmp_path: Path) -> 
 def test_a_fault_of_the_tracer_is_told_and_reaches_neither_training_nor_recording(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("layerscope.capture.torch.trace.graph.Graph.add", lambda *a: 1 / 0)
+    monkeypatch.setattr("layerscope.capture.torch.trace.op_graph.OpGraph.add", lambda *a: 1 / 0)
     model = Network()
     inputs = torch.randn(3, 4), torch.ones(3, 1)
     plain = model(*inputs)["first"]
@@ -269,5 +269,5 @@ def test_where_flows_meet_is_told_by_the_tensor_and_not_by_where_they_come_from(
     joins = {edge.target: edge.join for edge in graph.edges}
     assert {edge.join for edge in graph.edges if edge.target == "d"} == {"c input.0"}
     assert [joins[target] for target in "acdef"] == ["", "c input.0", "c input.0", "e input.0", "c input.0"]
-    merges = [part for part in CallParts(graph).parts if part.role is PartRole.MERGE]
+    merges = [part for part in ModuleBoxes(graph).parts if part.role is ModuleBoxRole.MERGE]
     assert len(merges) == 3  # the sum, the product, and what goes out

@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 from torch.optim import optimizer as global_optimizer
 
 import layerscope as ls
-from layerscope.capture.recorder import Recorder
+from layerscope.capture.core.recorder import Recorder
 from tests.capture.models import MODELS
 from tests.capture.training import differences, trained, unwatched
 

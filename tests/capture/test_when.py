@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from torch.nn.modules import module as global_hooks
 
 import layerscope as ls
-from layerscope.capture.budget import Budget
-from layerscope.capture.keeping import Keeping
+from layerscope.capture.core.schedule import Budget, Keeping
 from layerscope.errors import LayerscopeError, LayerscopeWarning, StateError
 from tests.capture.models import Mlp
 

@@ -19,7 +19,7 @@ from torch.testing._internal.two_tensor import TwoTensor
 import layerscope as ls
 from layerscope.capture.torch.targets import Choices
 from layerscope.errors import SelectError
-from layerscope.records import Kind
+from layerscope.model.records import Kind
 from layerscope.stats import torch as stats
 from layerscope.stats.kernel import Arena
 from tests.capture.naming import recording

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from layerscope.records import Kind
-from layerscope.stats import derive, spec
+from layerscope.model import summary_spec
+from layerscope.model.records import Kind
+from layerscope.stats import derived
 from tests.capture.reference import Key, Parts, Reference, in_context, mapped, statistics
 from tests.capture.sinks import ListSink
 from tests.capture.test_reading_points import watching
@@ -144,8 +145,8 @@ def recorded(sink: ListSink, step: int) -> dict[Key, dict[str, float]]:
         place = {int(number): row for row, number in enumerate(summaries.series)}
         owner = [place[int(alias)] if alias >= 0 else row for row, alias in enumerate(summaries.alias)]
         moments = summaries.moments[owner]
-        of_moment = dict(zip(spec.MOMENTS, moments.T, strict=True))
-        columns: dict[str, Any] = {name: derive.statistic(name, of_moment.__getitem__) for name in derive.STATS}
+        of_moment = dict(zip(summary_spec.MOMENTS, moments.T, strict=True))
+        columns: dict[str, Any] = {name: derived.statistic(name, of_moment.__getitem__) for name in derived.STATS}
         columns["merged"] = summaries.merged
         for row, number in enumerate(summaries.series):
             series = sink.series[number]

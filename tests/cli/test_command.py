@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 import layerscope as ls
-from layerscope.cli.compact import told
+from layerscope.cli.commands import told
 from layerscope.cli.main import main
-from layerscope.store.compact import CompactReport
+from layerscope.store.compaction import CompactReport
 from tests.query.test_discover import closed_to_us
 from tests.server.runs import write_run
 

@@ -15,8 +15,8 @@ from matplotlib.figure import Figure
 
 import layerscope as ls
 from layerscope.demos import recurrent_bug, recurrent_view
-from layerscope.query.selection import Selection
-from layerscope.records import Floats, Part
+from layerscope.model.records import Floats, TensorType
+from layerscope.query.tensor_query import TensorSelection
 from tests.cli.test_command import command
 from tests.lesson import recorded_lesson
 
@@ -56,8 +56,12 @@ def test_the_graph_leads_from_the_input_over_the_memory_to_the_loss(trial: ls.Ru
     graph = trial.named().graph(last_step(trial), 5)
     assert graph is not None
     parts = {node.name: node.part for node in graph.nodes}
-    assert [parts[name] for name in ("input", "target", "loss")] == [Part.INPUT, Part.TARGET, Part.LOSS]
-    assert {name for name, part in parts.items() if part is Part.PARAMETER} == {
+    assert [parts[name] for name in ("input", "target", "loss")] == [
+        TensorType.INPUT,
+        TensorType.TARGET,
+        TensorType.LOSS,
+    ]
+    assert {name for name, part in parts.items() if part is TensorType.PARAMETER} == {
         "subnet_pre",
         "subnet_main",
         "subnet_out",
@@ -127,7 +131,7 @@ def test_two_trainings_are_the_same(tmp_path: Path) -> None:
 
 def test_its_own_view_draws_a_line_for_each_sequence(project: Path) -> None:
     run = ls.open(project / "fixed")
-    chosen = Selection("fixed", last_step(run), TYPE, 5, "output", sample=2)
+    chosen = TensorSelection("fixed", last_step(run), TYPE, 5, "output", sample=2)
     figure = recurrent_view.view(chosen, run)
     assert isinstance(figure, Figure)
     lines = figure.axes[0].get_lines()[1:]
@@ -141,7 +145,7 @@ def test_its_own_view_draws_a_line_for_each_sequence(project: Path) -> None:
 def test_without_matplotlib_its_own_view_is_a_table(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     run = ls.open(project / "fixed")
-    table = recurrent_view.view(Selection("fixed", last_step(run), TYPE, 5, "output"), run)
+    table = recurrent_view.view(TensorSelection("fixed", last_step(run), TYPE, 5, "output"), run)
     assert isinstance(table, pa.Table)
     assert table.shape == (5, recurrent_bug.SEQUENCES)
 

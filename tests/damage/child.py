@@ -13,7 +13,7 @@ import traceback
 from pathlib import Path
 
 from layerscope.errors import LayerscopeError
-from layerscope.store.compact import compact
+from layerscope.store.compaction import compact
 from tests.damage.flaws import Counts, flawed, flaws
 from tests.damage.reading import Answers, read_all
 

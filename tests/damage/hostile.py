@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from layerscope.records import Event
+from layerscope.model.records import Event
 from layerscope.store.folder import create
 from layerscope.store.writer import FolderSink
 from tests.damage.runs import make_runs

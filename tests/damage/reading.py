@@ -9,11 +9,11 @@ from pathlib import Path
 
 import numpy as np
 
-from layerscope.diagnose.check import check
+from layerscope.diagnose.rules import check
 from layerscope.errors import LayerscopeError
-from layerscope.query.table import Table
-from layerscope.recorded import Run
-from layerscope.store.tensors import arrays_of, numbers_of
+from layerscope.query.tables import Table
+from layerscope.runs import Run
+from layerscope.store.record_batches import arrays_of, numbers_of
 
 ERROR = "error: "
 

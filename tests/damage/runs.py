@@ -8,13 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from layerscope.operations import PassRecord
-from layerscope.recorded import Run
-from layerscope.records import CallNode, Edge, Event, Graph, ModuleNode
+from layerscope.model.records import CallEdge, CallGraph, CallNode, Event, ModuleNode
+from layerscope.model.trace_record import TraceRecord
+from layerscope.runs import Run
 from layerscope.store import segments
-from layerscope.store.compact import compact
+from layerscope.store.compaction import compact
 from layerscope.store.folder import create
-from layerscope.store.passes import StoredPass, write_pass
+from layerscope.store.traces import StoredTrace, write_pass
 from layerscope.store.writer import FolderSink
 from tests.store.runs import put_named, put_steps, summaries
 from tests.viz.graphs import transformer
@@ -51,17 +51,17 @@ def _record(folder: Path, steps: range, rank: int) -> None:
     sink.close()
 
 
-def _graph() -> Graph:
+def _graph() -> CallGraph:
     layers = (ModuleNode(f"layer.{at}", "Linear", 12 * at, f"in={at}") for at in range(3))
     modules = (ModuleNode("(model)", "Net", 0, ""), ModuleNode("layer", "ModuleList", 0, ""), *layers)
     ports = tuple(((f"output.{at}", (at, 3)),) for at in range(3))
     calls = tuple(CallNode(f"layer.{at}", f"layer.{at}", "", ports[at], ports[at]) for at in range(3))
-    edges = tuple(Edge(f"layer.{at}", "output.0", f"layer.{at + 1}", "input.0") for at in range(2))
-    return Graph(modules, calls, edges)
+    edges = tuple(CallEdge(f"layer.{at}", "output.0", f"layer.{at + 1}", "input.0") for at in range(2))
+    return CallGraph(modules, calls, edges)
 
 
-def _trace(step: int) -> StoredPass:
-    record: PassRecord = transformer(1)
+def _trace(step: int) -> StoredTrace:
+    record: TraceRecord = transformer(1)
     values = {at: np.arange(6.0).reshape(2, 3) * step + at for at in range(4)}
     gradients = {at: np.arange(4, dtype=np.float32) - at for at in range(2)}
-    return StoredPass(record, values, gradients, {("model.py", 3): (2, ("def f():", "    return 1"))}, step)
+    return StoredTrace(record, values, gradients, {("model.py", 3): (2, ("def f():", "    return 1"))}, step)

@@ -8,15 +8,26 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from layerscope.diagnose.check import check
-from layerscope.diagnose.finding import Diagnosis
-from layerscope.records import Event, Extras, Floats, Graph, Kind, Metric, Mode, ModuleNode, Reading, Series
+from layerscope.diagnose.findings import Diagnosis
+from layerscope.diagnose.rules import check
+from layerscope.model.records import (
+    CallGraph,
+    CustomStatistics,
+    Event,
+    Floats,
+    Kind,
+    Metric,
+    Mode,
+    ModuleNode,
+    Phase,
+    Series,
+)
 from layerscope.store.folder import create
 from layerscope.store.writer import FolderSink
 from tests.server.runs import summaries
 
-READINGS = {Kind.WEIGHT: Reading.STEP, Kind.WEIGHT_GRAD: Reading.OPTIMIZER, Kind.UPDATE: Reading.OPTIMIZER}
-Key = tuple[str, Kind] | tuple[str, Kind, Reading]
+READINGS = {Kind.WEIGHT: Phase.STEP, Kind.WEIGHT_GRAD: Phase.OPTIMIZER, Kind.UPDATE: Phase.OPTIMIZER}
+Key = tuple[str, Kind] | tuple[str, Kind, Phase]
 Tensors = Callable[[int], Mapping[Key, npt.ArrayLike]]
 RNG = np.random.default_rng(0)
 
@@ -29,7 +40,7 @@ def noise(*shape: int, scale: float = 1.0) -> Floats:
 def series_of(key: Key, shape: tuple[int, ...]) -> Series:
     """The series of a tensor, as a listener would name it."""
     site, kind = key[:2]
-    reading = key[2] if len(key) == 3 else READINGS.get(kind, Reading.FORWARD)
+    reading = key[2] if len(key) == 3 else READINGS.get(kind, Phase.FORWARD)
     return Series(site, f"{kind.value}.0", kind, Mode.TRAIN, reading, "float32", shape)
 
 
@@ -39,7 +50,7 @@ class Made:
     def __init__(self, folder: Path, modules: Mapping[str, str] | None = None, rank: int = 0) -> None:
         self.folder = folder
         self.sink = FolderSink(create(folder, resume=rank > 0, rank=rank))
-        self.sink.put(Graph(tuple(ModuleNode(path, name, 0, "") for path, name in (modules or {}).items())))
+        self.sink.put(CallGraph(tuple(ModuleNode(path, name, 0, "") for path, name in (modules or {}).items())))
 
     def steps(self, steps: Sequence[int], tensors: Tensors, loss: Callable[[int], float] | None = None) -> Made:
         """Write the tensors of some steps, and their loss."""
@@ -55,7 +66,7 @@ class Made:
     def ratio(self, step: int, site: str, value: float) -> None:
         """Write the ratio of an update."""
         number = self.sink.series_id(series_of((site, Kind.UPDATE), (4, 4)))
-        self.sink.put(Extras(step, np.array([number], np.int32), ("ratio",), np.array([value])))
+        self.sink.put(CustomStatistics(step, np.array([number], np.int32), ("ratio",), np.array([value])))
 
     def skip(self, steps: Sequence[int]) -> None:
         """Say of some steps that their update was not made."""

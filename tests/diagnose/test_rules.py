@@ -9,11 +9,11 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from layerscope.diagnose import not_finite
-from layerscope.diagnose.check import FINITE, OTHERS, check
-from layerscope.diagnose.finding import Finding, Severity
-from layerscope.diagnose.recording import Recording
-from layerscope.records import Kind, Metric, Reading
+from layerscope.diagnose import not_finite_rules
+from layerscope.diagnose.evidence import RunEvidence
+from layerscope.diagnose.findings import Finding, Severity
+from layerscope.diagnose.rules import FINITE, OTHERS, check
+from layerscope.model.records import Kind, Metric, Phase
 from tests.diagnose.runs import Key, Made, noise, rules
 from tests.repo.source import ROOT
 
@@ -81,7 +81,7 @@ def test_minus_infinity_that_comes_with_an_infinite_loss_is_named_and_the_mask_b
 
 
 def test_infinite_gradients_of_a_skipped_step_are_sound(made: Made) -> None:
-    made.steps(range(20), lambda step: {("a.weight", WGRAD, Reading.STEP): [INF] if step == 3 else noise()})
+    made.steps(range(20), lambda step: {("a.weight", WGRAD, Phase.STEP): [INF] if step == 3 else noise()})
     made.skip([3])
     assert rules(made.check()) == []
 
@@ -114,11 +114,11 @@ def test_of_a_long_run_that_is_not_finite_only_the_first_step_is_listed(
 ) -> None:
     listed = []
 
-    class Counted(not_finite.Broken):
+    class Counted(not_finite_rules.Broken):
         def __init__(self, *_: object) -> None:
             listed.append(self)
 
-    monkeypatch.setattr(not_finite, "Broken", Counted)
+    monkeypatch.setattr(not_finite_rules, "Broken", Counted)
     made.steps(
         range(40),
         lambda step: {("mask", OUT): [-INF, 1.0], **{(f"{i}", OUT): [NAN if step > 9 else 1.0] for i in range(5)}},
@@ -243,7 +243,7 @@ def test_weights_that_stay_while_others_move_are_told_by_their_gradients(tmp_pat
         return [(found.rule, found.severity.value) for found in run.check().findings]
 
     assert stuck("frozen", {}) == [("stuck_weights", "note")]
-    assert stuck("forgotten", {("still.weight", WGRAD, Reading.STEP): noise(4, 4)}) == [("stuck_weights", "warning")]
+    assert stuck("forgotten", {("still.weight", WGRAD, Phase.STEP): noise(4, 4)}) == [("stuck_weights", "warning")]
     assert stuck("lost", {("still.weight", WGRAD): noise(4, 4)}) == [("update_too_small", "warning")]
     assert stuck("zero", {("still.weight", WGRAD): np.zeros((4, 4))}) == [("zero_gradients", "warning")]
 
@@ -381,7 +381,7 @@ def test_dead_units_bring_about_zero_gradients_but_not_weights_that_no_optimizer
             ("a.weight", WGRAD): np.zeros(16),
             ("b.weight", WGRAD): noise(),
             ("b.weight", WEIGHT): noise(),
-            ("c.weight", WGRAD, Reading.STEP): noise(),
+            ("c.weight", WGRAD, Phase.STEP): noise(),
             ("c.weight", WEIGHT): np.ones(16),
         },
     )
@@ -398,6 +398,6 @@ def test_ranks_that_number_their_series_differently_are_not_mixed_up(tmp_path: P
     third.steps(range(10), lambda step: {("a", OUT): noise()})
     for made in (first, second, third):
         made.sink.close()
-    weights = Recording(tmp_path / "run").histories(WEIGHT)
+    weights = RunEvidence(tmp_path / "run").histories(WEIGHT)
     assert [place.site for place in weights.places] == ["a.weight", "a.weight"]
     assert weights.moments["sum"].tolist() == [[1.0] * 10, [2.0] * 10]

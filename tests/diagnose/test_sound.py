@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 import layerscope as ls
-from layerscope.diagnose.check import check
-from layerscope.diagnose.finding import Diagnosis
+from layerscope.diagnose.findings import Diagnosis
+from layerscope.diagnose.rules import check
 from tests.diagnose.runs import rules
 
 

@@ -6,7 +6,7 @@ import json
 from dataclasses import asdict
 from pathlib import Path
 
-from layerscope.viz.modulegraph import ModuleGraph
+from layerscope.views.module_graph import ModuleGraph
 from tests.server.graphs import blocks_graph
 
 FILE = Path(__file__).parent / "nested.json"

@@ -8,14 +8,14 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from layerscope.operations import PassRecord
-from layerscope.query.across import Extent
-from layerscope.query.arrange import orderings
-from layerscope.query.callorder import Ordered
-from layerscope.query.collapse import Opening, collapse
-from layerscope.query.place import place
-from layerscope.query.placement import Frame, Placement
-from layerscope.viz.nestedgraph import NOTHING, group_order
+from layerscope.graph.collapse import Opening, collapse
+from layerscope.graph.edge_routes import GroupFrame, Placement
+from layerscope.graph.layout_x import SpanX
+from layerscope.graph.module_order import Ordered
+from layerscope.graph.place import place
+from layerscope.model.trace_record import TraceRecord
+from layerscope.views.draw.picture import orderings
+from layerscope.views.nested_graph import NOTHING, group_order
 from tests.viz import graphs
 
 FILE = Path(__file__).parent / "placing.json"
@@ -37,13 +37,13 @@ def cases() -> Iterator[Plain]:
     yield from _groups("a long title over two inputs", graphs.two_inputs(), 3, longer=300.0)
 
 
-def _groups(name: str, record: PassRecord, depth: int, longer: float = 0.0) -> Iterator[Plain]:
+def _groups(name: str, record: TraceRecord, depth: int, longer: float = 0.0) -> Iterator[Plain]:
     drawable = collapse(record, graphs.named(record), Opening(depth=depth))
-    extents = {block.index: Extent(60.0 + 37 * block.index % 90, 38.0) for block in drawable.visible()}
+    extents = {block.index: SpanX(60.0 + 37 * block.index % 90, 38.0) for block in drawable.visible()}
     for group, ordering in orderings(drawable).items():
         children = {spot.child for spot in ordering.spots if spot.child is not None}
         title = 0.0 if group == drawable.root else 70.0 + 31 * group % 80 + longer
-        placed = place(ordering, extents, Frame(14.0, 22.0 if title else 0.0, title, folds=False))
+        placed = place(ordering, extents, GroupFrame(14.0, 22.0 if title else 0.0, title, folds=False))
         yield {
             "name": f"{name}, group {group}",
             "order": asdict(group_order(group, Ordered(ordering, {}, {}), {}, {})),
@@ -54,7 +54,7 @@ def _groups(name: str, record: PassRecord, depth: int, longer: float = 0.0) -> I
         extents[group] = placed.extent()
 
 
-def _extent(extent: Extent) -> list[object]:
+def _extent(extent: SpanX) -> list[object]:
     return [extent.width, extent.height, sorted(extent.entries.items()), sorted(extent.exits.items())]
 
 

@@ -7,17 +7,17 @@ from dataclasses import replace
 import pytest
 
 from layerscope.errors import SelectError
-from layerscope.operations import PassRecord
-from layerscope.query.blocks import BlockRole, passes_text
-from layerscope.query.collapse import MOST_READABLE, Drawable, Opening, collapse
+from layerscope.graph.collapse import MOST_READABLE, Drawable, Opening, collapse
+from layerscope.graph.op_blocks import BlockRole, passes_text
+from layerscope.model.trace_record import TraceRecord
 from tests.viz import graphs
 
 
-def shown(record: PassRecord, opening: Opening) -> Drawable:
+def shown(record: TraceRecord, opening: Opening) -> Drawable:
     return collapse(record, graphs.named(record), opening)
 
 
-def pairs(record: PassRecord) -> set[tuple[int, int]]:
+def pairs(record: TraceRecord) -> set[tuple[int, int]]:
     return {(parent.operation, op.index) for op in record.operations for parent in op.parents}
 
 

@@ -8,14 +8,13 @@ import numpy as np
 import pytest
 
 from layerscope.cli.main import main
-from layerscope.diagnose.check import check
+from layerscope.diagnose.rules import check
 from layerscope.errors import SelectError
+from layerscope.model.records import CallGraph, Kind, Metric, Mode, ModuleNode, Phase, Series
 from layerscope.query.matrix import Question, matrix
-from layerscope.query.run import Run
-from layerscope.records import Graph, Kind, Metric, Mode, ModuleNode, Reading, Series
-from layerscope.server.answers import Answers
-from layerscope.server.report import report
-from layerscope.store.compact import compact
+from layerscope.query.run_tables import RunTables
+from layerscope.server.one_file import OfflineApi, report
+from layerscope.store.compaction import compact
 from layerscope.store.folder import create
 from layerscope.store.reader import Reader
 from layerscope.store.writer import FolderSink
@@ -27,7 +26,7 @@ LEVEL = {"real": 1.0, "fake": -3.0, "": 4.0}
 
 def series(context: str, site: str = "d", kind: Kind = Kind.OUTPUT) -> Series:
     """One tensor in a context."""
-    return Series(site, f"{kind.value}.0", kind, Mode.TRAIN, Reading.FORWARD, "float64", (64,), context)
+    return Series(site, f"{kind.value}.0", kind, Mode.TRAIN, Phase.FORWARD, "float64", (64,), context)
 
 
 @pytest.fixture
@@ -35,7 +34,7 @@ def folder(tmp_path: Path) -> Path:
     """A run in which one output has a level of its own in each context; in `fake` the unit behind it is dead."""
     path = tmp_path / "runs" / "gan"
     sink = FolderSink(create(path))
-    sink.put(Graph((ModuleNode("(model)", "D", 0, ""), ModuleNode("act", "ReLU", 0, ""))))
+    sink.put(CallGraph((ModuleNode("(model)", "D", 0, ""), ModuleNode("act", "ReLU", 0, ""))))
     noise = np.random.default_rng(0)
     for step in range(STEPS):
         made = [noise.normal(level, 0.1, 64) for level in LEVEL.values()]
@@ -51,7 +50,7 @@ def folder(tmp_path: Path) -> Path:
 def test_each_context_has_rows_of_its_own_in_every_table(folder: Path, *, compacted: bool) -> None:
     if compacted:
         compact(folder)
-    run = Run(folder)
+    run = RunTables(folder)
     for context, level in LEVEL.items():
         table = run.stats("d", stat="mean", context=context)
         assert set(table["context"]) == {context}
@@ -66,11 +65,11 @@ def test_each_context_has_rows_of_its_own_in_every_table(folder: Path, *, compac
 
 def test_an_unknown_context_is_named_with_those_there_are(folder: Path) -> None:
     with pytest.raises(SelectError, match=r"No context matches 'fakes'.*3 contexts.*'fake'"):
-        Run(folder).stats("d", context="fakes")
+        RunTables(folder).stats("d", context="fakes")
 
 
 def test_a_resumed_run_goes_on_with_the_series_of_each_context(folder: Path) -> None:
-    before = {(row["site"], row["context"]): row["series"] for row in Run(folder).series().arrow().to_pylist()}
+    before = {(row["site"], row["context"]): row["series"] for row in RunTables(folder).series().arrow().to_pylist()}
     sink = FolderSink(create(folder, resume=True))
     assert {context: sink.series_id(series(context)) for context in LEVEL} == {
         context: before["d", context] for context in LEVEL
@@ -104,7 +103,7 @@ def test_the_terminal_lists_contexts_and_shows_one(folder: Path, capsys: pytest.
 
 def test_a_saved_report_answers_for_every_context(folder: Path) -> None:
     assert report(folder).holds == "6 of 6 histories"
-    answers = Answers(folder)
+    answers = OfflineApi(folder)
     try:
         for context in LEVEL:
             where = {"kind": "output", "stat": "mean", "mode": "train", "context": context}

@@ -9,17 +9,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from layerscope.operations import PassRecord
-from layerscope.query.across import median, settle
-from layerscope.query.arrange import orderings
-from layerscope.query.collapse import Opening, collapse
-from layerscope.query.layout import Flow, order
-from layerscope.viz.graph import DrawOptions, graph_view
+from layerscope.graph.collapse import Opening, collapse
+from layerscope.graph.layout_x import median, settle
+from layerscope.graph.order import LayoutFlow, order
+from layerscope.model.trace_record import TraceRecord
+from layerscope.views.draw.picture import DrawOptions, graph_view, orderings
 from tests.viz import graphs
 from tests.viz.geometry import faults
 
 
-def crossings(record: PassRecord, **opening: object) -> int:
+def crossings(record: TraceRecord, **opening: object) -> int:
     drawn = collapse(record, graphs.named(record), Opening(**opening))  # type: ignore[arg-type]  # by name
     return sum(ordering.crossings for ordering in orderings(drawn).values())
 
@@ -39,34 +38,39 @@ def crossings(record: PassRecord, **opening: object) -> int:
     ],
     ids=["chain", "residual", "flat residual", "unet", "loop", "dense", "lstm", "transformer", "swin"],
 )
-def test_lines_cross_no_more_often_than_they_must(record: PassRecord, most: int) -> None:
+def test_lines_cross_no_more_often_than_they_must(record: TraceRecord, most: int) -> None:
     assert crossings(record) <= most
     assert crossings(record, depth=2, rolled=False) <= 3 * most
 
 
 def test_each_child_is_below_everything_it_uses() -> None:
-    flows = [Flow(1, 1, (2, 3)), Flow(2, 2, (3,)), Flow(3, 3, (4,), back=(2,))]
+    flows = [LayoutFlow(1, 1, (2, 3)), LayoutFlow(2, 2, (3,)), LayoutFlow(3, 3, (4,), back=(2,))]
     ordering = order([1, 2, 3, 4], flows, set(), {}, {})
     layer = {spot.child: spot.layer for spot in ordering.spots if spot.child is not None}
     assert [layer[child] for child in (1, 2, 3, 4)] == [0, 1, 2, 3]
 
 
 def test_a_constant_stands_where_it_is_used_and_a_pinned_child_at_the_top() -> None:
-    flows = [Flow(1, 1, (2,)), Flow(2, 2, (3,)), Flow(3, 3, (5,)), Flow(4, 4, (5,))]
+    flows = [LayoutFlow(1, 1, (2,)), LayoutFlow(2, 2, (3,)), LayoutFlow(3, 3, (5,)), LayoutFlow(4, 4, (5,))]
     for pinned, expected in ((set[int](), 2), ({4}, 0)):
         ordering = order([1, 2, 3, 4, 5], flows, pinned, {}, {})
         assert next(spot.layer for spot in ordering.spots if spot.child == 4) == expected
 
 
 def test_one_tensor_with_many_targets_is_one_line_that_branches() -> None:
-    flows = [Flow(0, 0, tuple(range(1, 11))), *(Flow(child, child, (child + 1,)) for child in range(1, 10))]
+    flows = [LayoutFlow(0, 0, tuple(range(1, 11))), *(LayoutFlow(child, child, (child + 1,)) for child in range(1, 10))]
     ordering = order(range(11), flows, set(), {}, {})
     bends = [spot for spot in ordering.spots if spot.child is None]
     assert len(bends) == 9  # one in each layer it passes, however many targets follow
 
 
 def test_ways_back_that_overlap_have_lanes_of_their_own() -> None:
-    flows = [Flow(0, 0, (1,)), Flow(1, 1, (2,), back=(1,)), Flow(2, 2, (3,), back=(0,)), Flow(3, 3, (), back=(3,))]
+    flows = [
+        LayoutFlow(0, 0, (1,)),
+        LayoutFlow(1, 1, (2,), back=(1,)),
+        LayoutFlow(2, 2, (3,), back=(0,)),
+        LayoutFlow(3, 3, (), back=(3,)),
+    ]
     lanes = {lane.flow: lane.number for lane in order(range(4), flows, set(), {}, {}).lanes}
     assert lanes == {1: 0, 3: 0, 2: 1}
 
@@ -79,7 +83,7 @@ def test_lines_are_straight_where_they_can_be() -> None:
     assert all(len(edge.points) == 2 or len({x for x, _ in edge.points}) == 3 for edge in view.edges)
 
 
-PICTURES: dict[str, tuple[Callable[[], PassRecord], DrawOptions]] = {
+PICTURES: dict[str, tuple[Callable[[], TraceRecord], DrawOptions]] = {
     "residual": (lambda: graphs.residual(4), DrawOptions()),
     "unet": (lambda: graphs.unet(4), DrawOptions()),
     "unet closed": (lambda: graphs.unet(4), DrawOptions(depth=1)),
@@ -101,7 +105,7 @@ def test_nothing_covers_anything_and_no_line_runs_through_a_box(name: str) -> No
     assert faults(graph_view(record, graphs.named(record), options)) == {}
 
 
-def random_pass(steps: list[tuple[int, int, int]]) -> PassRecord:
+def random_pass(steps: list[tuple[int, int, int]]) -> TraceRecord:
     """A pass that enters and leaves modules and uses earlier tensors as the numbers say."""
     net = graphs.Pass()
     tensors = [net.input(), net.constant()]

@@ -11,40 +11,40 @@ import numpy.typing as npt
 import pytest
 
 import layerscope as ls
-from layerscope.query import held
-from layerscope.query.named import Named
-from layerscope.query.sampled import statistics_of
-from layerscope.records import (
+from layerscope.model import summary_spec
+from layerscope.model.records import (
     SAMPLE_STATISTICS,
-    Extras,
+    CustomStatistics,
+    DependencyLink,
     Floats,
     Kind,
-    Link,
     Metric,
     Mode,
     NamedNode,
-    Part,
-    Reading,
+    Phase,
     SampleStats,
     Series,
     StepInfo,
     Summaries,
-    Values,
+    TensorType,
+    TensorValues,
     gradient_port,
     named_site,
 )
-from layerscope.stats import derive, reference, spec
+from layerscope.query import tensor_history
+from layerscope.query.named_tensors import NamedTensors, statistics_of
+from layerscope.stats import derived, kernel
 from layerscope.store.folder import create
 from layerscope.store.writer import FolderSink
 
 STEPS, ITERATIONS, BATCH = range(0, 60, 10), 3, 8
 CHOSEN = np.array([1, 4, 5], np.int32)
 NODES = (
-    NamedNode("memory", Part.INTERMEDIATE, (("", (BATCH, 4)),)),
-    NamedNode("sums", Part.INPUT, (("so far", (BATCH, 2)), ("to come", (BATCH, 2)))),
-    NamedNode("net", Part.PARAMETER, (("0.weight", (3, 4)),)),
+    NamedNode("memory", TensorType.INTERMEDIATE, (("", (BATCH, 4)),)),
+    NamedNode("sums", TensorType.INPUT, (("so far", (BATCH, 2)), ("to come", (BATCH, 2)))),
+    NamedNode("net", TensorType.PARAMETER, (("0.weight", (3, 4)),)),
 )
-LINKS = (Link("memory", "", 1, "memory", ""), Link("net", "0.weight", 0, "memory", ""))
+LINKS = (DependencyLink("memory", "", 1, "memory", ""), DependencyLink("net", "0.weight", 0, "memory", ""))
 TENSORS = ((("memory", ""), (BATCH, 4)), (("sums", "so far"), (BATCH, 2)), (("sums", "to come"), (BATCH, 2)))
 
 
@@ -59,8 +59,8 @@ def type_of(step: int) -> str:
 
 
 def summed(step: int, arrays: dict[int, npt.NDArray[Any]]) -> Summaries:
-    made = [reference.summarize(array, spec.SMALLEST_NORMAL["float32"]) for array in arrays.values()]
-    bits = [spec.encode(summary.bits) for summary in made]
+    made = [kernel.summarize(array, summary_spec.SMALLEST_NORMAL["float32"]) for array in arrays.values()]
+    bits = [summary_spec.encode(summary.bits) for summary in made]
     return Summaries(
         step=step,
         series=np.array([*arrays], np.int32),
@@ -81,7 +81,7 @@ class Recording:
         self.sink = FolderSink(create(folder, resume=True, rank=rank), compact=False)
 
     def number(self, site: str, port: str, kind: Kind) -> int:
-        return self.sink.series_id(Series(site, port, kind, Mode.TRAIN, Reading.FORWARD, "float32", (BATCH, 4)))
+        return self.sink.series_id(Series(site, port, kind, Mode.TRAIN, Phase.FORWARD, "float32", (BATCH, 4)))
 
     def step(self, step: int, salt: float = 0.0) -> None:
         arrays: dict[int, npt.NDArray[Any]] = {}
@@ -97,7 +97,7 @@ class Recording:
             arrays[number] = drawn(step, "0.weight", 1, loss) + np.float32(salt)
         self.sink.put(summed(step, arrays))
         ids = np.array([*arrays], np.int32)
-        self.sink.put(Extras(step, ids, ("own",) * len(ids), ids.astype(np.float64) + step / 100))
+        self.sink.put(CustomStatistics(step, ids, ("own",) * len(ids), ids.astype(np.float64) + step / 100))
         self.sink.put(Metric(step, "loss", 1.0, float(step), type_of(step)))
         graphs = tuple(self.sink.dependencies_id(NODES[: 1 + min(k, 2)], LINKS[:k]) for k in range(ITERATIONS))
         info = StepInfo(step, type_of(step), ITERATIONS, BATCH, (*graphs, -1), (1, 4, 5), (), ("", "loss_a"), "why")
@@ -105,7 +105,7 @@ class Recording:
 
     def keep(self, step: int, number: int, array: npt.NDArray[np.float32], *, whole: bool) -> None:
         if whole:
-            self.sink.put(Values.one(step, number, CHOSEN, array[CHOSEN]))
+            self.sink.put(TensorValues.one(step, number, CHOSEN, array[CHOSEN]))
             return
         found = array[CHOSEN].astype(np.float64)
         columns = [found.mean(1), np.abs(found).mean(1), found.std(1), np.abs(found).max(1)]
@@ -123,7 +123,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def named(folder: Path) -> Named:
+def named(folder: Path) -> NamedTensors:
     return ls.open(folder).named()
 
 
@@ -147,7 +147,7 @@ def check(found: dict[str, float], array: npt.NDArray[Any], names: tuple[str, ..
         np.testing.assert_allclose(found[name], PLAIN[name](wide), rtol=1e-12, err_msg=name)
 
 
-def test_steps_types_and_graphs_are_those_recorded(named: Named) -> None:
+def test_steps_types_and_graphs_are_those_recorded(named: NamedTensors) -> None:
     assert named.types() == ["long", "short"]
     table = named.steps()
     assert table.columns == ["step", "type", "iterations", "batch", "samples", "categories", "losses", "reason"]
@@ -165,18 +165,20 @@ def test_steps_types_and_graphs_are_those_recorded(named: Named) -> None:
 @pytest.mark.parametrize("loss", [None, "", "loss_a"])
 @pytest.mark.parametrize(("name", "role"), [tensor for tensor, _ in TENSORS])
 def test_statistics_over_the_batch_are_those_of_all_values(
-    named: Named, name: str, role: str, loss: str | None
+    named: NamedTensors, name: str, role: str, loss: str | None
 ) -> None:
     for step in (0, 40):
         for iteration in (1, 3):
             found = named.statistics(step, name, role, iteration, loss)
             check(found, drawn(step, role or name, iteration, loss))
-            assert set(found) == {*derive.STATS, "own"}
+            assert set(found) == {*derived.STATS, "own"}
     assert named.statistics(1, name, role, 1, loss) == named.statistics(0, name, role, 9, loss) == {}
     assert named.statistics(0, "nobody") == {}
 
 
-def test_statistics_of_one_sample_come_from_its_values_or_from_what_was_kept_in_their_place(named: Named) -> None:
+def test_statistics_of_one_sample_come_from_its_values_or_from_what_was_kept_in_their_place(
+    named: NamedTensors,
+) -> None:
     for step in (0, 50):
         for sample in (1, 5):
             check(named.statistics(step, "memory", "", 2, "", sample), drawn(step, "memory", 2, "")[sample])
@@ -186,7 +188,7 @@ def test_statistics_of_one_sample_come_from_its_values_or_from_what_was_kept_in_
     assert named.statistics(0, "memory", sample=0) == named.statistics(0, "sums", "so far", sample=0) == {}
 
 
-def test_a_parameter_is_found_by_its_node_in_every_iteration_and_has_no_samples(named: Named) -> None:
+def test_a_parameter_is_found_by_its_node_in_every_iteration_and_has_no_samples(named: NamedTensors) -> None:
     for iteration in (1, 3):
         for sample in (None, 4):
             for name in ("net", "net."):
@@ -199,7 +201,7 @@ def test_a_parameter_is_found_by_its_node_in_every_iteration_and_has_no_samples(
     np.testing.assert_allclose(values, [drawn(step, "0.weight", 1, None).astype(float).mean() for step in STEPS])
 
 
-def test_values_are_those_of_the_chosen_samples(named: Named) -> None:
+def test_values_are_those_of_the_chosen_samples(named: NamedTensors) -> None:
     for loss in (None, "loss_a"):
         for iteration in range(ITERATIONS + 1):
             for step in (*STEPS, 20):
@@ -211,7 +213,7 @@ def test_values_are_those_of_the_chosen_samples(named: Named) -> None:
 
 
 @pytest.mark.parametrize("type_", [None, "long"])
-def test_a_history_is_the_statistic_at_each_step(named: Named, type_: str | None) -> None:
+def test_a_history_is_the_statistic_at_each_step(named: NamedTensors, type_: str | None) -> None:
     chosen = [step for step in STEPS if type_ in (None, type_of(step))]
     for sample in (None, 4):
         for name, role, statistic in (("memory", "", "rms"), ("sums", "so far", "std")):
@@ -225,7 +227,7 @@ def test_a_history_is_the_statistic_at_each_step(named: Named, type_: str | None
     assert len(set(values - steps / 100)) == 1
 
 
-def test_a_history_of_what_is_not_there_is_empty_or_nan(named: Named) -> None:
+def test_a_history_of_what_is_not_there_is_empty_or_nan(named: NamedTensors) -> None:
     assert [len(column) for column in named.history("memory", "nobody's")] == [0, 0]
     assert [len(column) for column in named.history("nobody", "mean")] == [0, 0]
     assert len(named.history("memory", "mean", sample=0)[0]) == 0
@@ -243,7 +245,7 @@ def test_large_series_are_read_in_bounded_pieces_and_give_the_same(
         ("_ROWS_AT_ONCE", 1),
         ("_BLOCKS", 1),
     ):
-        monkeypatch.setattr(held, name, most)
+        monkeypatch.setattr(tensor_history, name, most)
     named = ls.open(folder).named()
     for step in STEPS:
         assert named.values(step, "memory") is not None
@@ -283,11 +285,11 @@ def test_what_a_later_session_recorded_again_counts(tmp_path: Path) -> None:
 def test_a_tensor_whose_type_of_number_changed_is_one_history(tmp_path: Path) -> None:
     sink = FolderSink(create(tmp_path / "run"))
     for step, dtype in enumerate(("float32", "float16", "float32")):
-        number = sink.series_id(Series("a", "tensor", Kind.TENSOR, Mode.TRAIN, Reading.FORWARD, dtype, (2,)))
+        number = sink.series_id(Series("a", "tensor", Kind.TENSOR, Mode.TRAIN, Phase.FORWARD, dtype, (2,)))
         array = np.array([step, step + 1], dtype)
         sink.put(summed(step, {number: array}))
-        sink.put(Extras(step, np.array([number], np.int32), ("own",), np.array([step + 0.5])))
-        sink.put(Values.one(step, number, np.array([0, 1], np.int32), array))
+        sink.put(CustomStatistics(step, np.array([number], np.int32), ("own",), np.array([step + 0.5])))
+        sink.put(TensorValues.one(step, number, np.array([0, 1], np.int32), array))
         sink.put(StepInfo(step, "step", 1, 2, (), (0, 1), (), (), ""))
     sink.close()
     named = ls.open(tmp_path / "run").named()
@@ -335,9 +337,11 @@ def test_a_run_without_named_tensors_has_no_steps(tmp_path: Path) -> None:
 )
 def test_statistics_of_a_sample_are_those_of_a_summary_of_it(array: npt.NDArray[Any]) -> None:
     found = statistics_of(array)
-    moments = reference.summarize(array, spec.SMALLEST_NORMAL[array.dtype.name]).moments
-    for name in derive.STATS:
-        expected = derive.statistic(name, lambda column: moments[spec.COLUMN[column] : spec.COLUMN[column] + 1])
+    moments = kernel.summarize(array, summary_spec.SMALLEST_NORMAL[array.dtype.name]).moments
+    for name in derived.STATS:
+        expected = derived.statistic(
+            name, lambda column: moments[summary_spec.COLUMN[column] : summary_spec.COLUMN[column] + 1]
+        )
         np.testing.assert_allclose(found[name], expected, rtol=1e-12, err_msg=name)
 
 
@@ -359,8 +363,8 @@ def test_values_as_a_table_have_a_row_for_each_tensor_and_step(folder: Path, tmp
         iteration = int(site.partition("#")[2] or 1)
         np.testing.assert_array_equal(np.reshape(value, shape), drawn(step, "memory", iteration, None)[samples])
     sink = FolderSink(create(tmp_path / "complex"))
-    number = sink.series_id(Series("z", "tensor", Kind.TENSOR, Mode.TRAIN, Reading.FORWARD, "complex64", (2,)))
-    sink.put(Values.one(0, number, np.zeros(0, np.int32), np.array([1 + 2j, 3j], np.complex64)))
+    number = sink.series_id(Series("z", "tensor", Kind.TENSOR, Mode.TRAIN, Phase.FORWARD, "complex64", (2,)))
+    sink.put(TensorValues.one(0, number, np.zeros(0, np.int32), np.array([1 + 2j, 3j], np.complex64)))
     sink.close()
     found = ls.open(tmp_path / "complex").values()
     assert (found["shape"], found["value"]) == ([[2, 2]], [[1.0, 2.0, 0.0, 3.0]])
@@ -390,13 +394,13 @@ def test_a_tensor_without_a_batch_keeps_its_curve_when_a_sample_is_chosen_whatev
     tmp_path: Path, last: str
 ) -> None:
     sink = FolderSink(create(tmp_path / "run"))
-    number = sink.series_id(Series("scale", "tensor", Kind.TENSOR, Mode.TRAIN, Reading.FORWARD, "float32", ()))
+    number = sink.series_id(Series("scale", "tensor", Kind.TENSOR, Mode.TRAIN, Phase.FORWARD, "float32", ()))
     for step, type_ in enumerate(("long", "long", "long", last)):
         array = np.array(step, np.float32)
         if type_ == "long" and step < 3:
             sink.put(summed(step, {number: array}))
         if type_ == "long" and step < 2:  # at step 2 there was no room for it
-            sink.put(Values.one(step, number, np.zeros(0, np.int32), array))
+            sink.put(TensorValues.one(step, number, np.zeros(0, np.int32), array))
         sink.put(StepInfo(step, type_, 1, 2, (), (0, 1), (), (), ""))
     sink.close()
     named = ls.open(tmp_path / "run").named()

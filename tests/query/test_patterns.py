@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import layerscope as ls
-from layerscope import shown
+from layerscope import widgets
 from layerscope.errors import LayerscopeError
 
 
@@ -93,7 +93,7 @@ def test_classes_choose_nothing_in_a_run_without_a_model(tmp_path: Path) -> None
 )
 def test_show_takes_whatever_chooses_one_site(run: ls.Run, site: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     starts: list[str] = []
-    monkeypatch.setattr(shown, "show", lambda path, start: starts.append(start))
+    monkeypatch.setattr(widgets, "show", lambda path, start: starts.append(start))
     run.show("histogram", site=site, kind=["output"], stat=["rms"])
     assert "site=2&kind=output&stat=rms" in starts[0]
 

@@ -10,8 +10,8 @@ from torch import nn
 
 import layerscope as ls
 from layerscope.errors import SelectError
+from layerscope.model.records import Floats
 from layerscope.query.matrix import Question, matrix
-from layerscope.records import Floats
 from layerscope.store.reader import Reader
 
 STEPS = 12

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import layerscope as ls
-from layerscope.records import Part
+from layerscope.model.records import TensorType
 from tests.repo.source import ROOT
 from tests.repo.test_docs import BLOCK
 
@@ -57,11 +57,11 @@ def test_the_minimal_example_records_its_four_tensors_every_ten_steps(runs: Path
     assert graph is not None
     parts = {node.name: node.part for node in graph.nodes}
     assert parts == {
-        "inputs": Part.INPUT,
-        "outputs": Part.INTERMEDIATE,
-        "targets": Part.TARGET,
-        "loss": Part.LOSS,
-        "linear": Part.PARAMETER,
+        "inputs": TensorType.INPUT,
+        "outputs": TensorType.INTERMEDIATE,
+        "targets": TensorType.TARGET,
+        "loss": TensorType.LOSS,
+        "linear": TensorType.PARAMETER,
     }
     links = {(link.source, link.target) for link in graph.links}
     assert links == {("inputs", "outputs"), ("linear", "outputs"), ("outputs", "loss"), ("targets", "loss")}

@@ -6,7 +6,18 @@ from pathlib import Path
 
 import numpy as np
 
-from layerscope.records import CallNode, Edge, Floats, Graph, Kind, Metric, Mode, ModuleNode, Reading, Series
+from layerscope.model.records import (
+    CallEdge,
+    CallGraph,
+    CallNode,
+    Floats,
+    Kind,
+    Metric,
+    Mode,
+    ModuleNode,
+    Phase,
+    Series,
+)
 from layerscope.store.folder import create
 from layerscope.store.writer import FolderSink
 from tests.server.runs import summaries
@@ -15,14 +26,14 @@ BLOCKS = 4
 PORT_IN, PORT_OUT = (("input.0", (8, 16)),), (("output.0", (8, 16)),)
 
 
-def blocks_graph(*, calls: bool = True, blocks: int = BLOCKS, name: str = "head") -> Graph:
+def blocks_graph(*, calls: bool = True, blocks: int = BLOCKS, name: str = "head") -> CallGraph:
     """The graph of a model of residual blocks, with or without its calls."""
     modules = [ModuleNode("(model)", "Network", 0, ""), ModuleNode("embed", "Linear", 144, "in_features=8, bias=True")]
     found = [
         CallNode("(model)", "(model)", "", PORT_IN, PORT_OUT),
         CallNode("embed", "embed", "(model)", PORT_IN, PORT_OUT),
     ]
-    edges = [Edge("(model)", "input.0", "embed", "input.0")]
+    edges = [CallEdge("(model)", "input.0", "embed", "input.0")]
     before = "embed"
     for number in range(blocks):
         block = f"blocks.{number}"
@@ -32,17 +43,17 @@ def blocks_graph(*, calls: bool = True, blocks: int = BLOCKS, name: str = "head"
         found.append(CallNode(block, block, "(model)", PORT_IN, PORT_OUT))
         found += [CallNode(site, site, block, PORT_IN, PORT_OUT) for site in inside]
         edges += [
-            Edge(before, "output.0", block, "input.0"),
-            Edge(block, "input.0", inside[0], "input.0"),
-            Edge(inside[0], "output.0", inside[1], "input.0"),
-            Edge(inside[1], "output.0", block, "output.0"),
-            Edge(block, "input.0", block, "output.0"),
+            CallEdge(before, "output.0", block, "input.0"),
+            CallEdge(block, "input.0", inside[0], "input.0"),
+            CallEdge(inside[0], "output.0", inside[1], "input.0"),
+            CallEdge(inside[1], "output.0", block, "output.0"),
+            CallEdge(block, "input.0", block, "output.0"),
         ]
         before = block
     modules.append(ModuleNode(name, "Linear", 34, "in_features=16, out_features=2, bias=True"))
     found.append(CallNode(name, name, "(model)", PORT_IN, PORT_OUT))
-    edges += [Edge(before, "output.0", name, "input.0"), Edge(name, "output.0", "(model)", "output.0")]
-    return Graph(tuple(modules), tuple(found), tuple(edges)) if calls else Graph(tuple(modules))
+    edges += [CallEdge(before, "output.0", name, "input.0"), CallEdge(name, "output.0", "(model)", "output.0")]
+    return CallGraph(tuple(modules), tuple(found), tuple(edges)) if calls else CallGraph(tuple(modules))
 
 
 def tensor(step: int, at: int) -> Floats:
@@ -51,7 +62,7 @@ def tensor(step: int, at: int) -> Floats:
     return np.full(200, np.nan) if at == 14 and step >= 4 else values
 
 
-def write_graph_run(folder: Path, graph: Graph, steps: int = 6, growth: float = 1.0) -> Path:
+def write_graph_run(folder: Path, graph: CallGraph, steps: int = 6, growth: float = 1.0) -> Path:
     """A finished run of a model with that graph: outputs and their gradients, weights of the head.
 
     At each step everything is `growth` times as large as before.
@@ -62,7 +73,7 @@ def write_graph_run(folder: Path, graph: Graph, steps: int = 6, growth: float = 
     kinds = [(site, "output.0", kind) for kind in (Kind.OUTPUT, Kind.OUTPUT_GRAD) for site in sites]
     kinds.append((f"{sites[-1]}.weight", "weight", Kind.WEIGHT))
     numbers = [
-        sink.series_id(Series(site, port, kind, Mode.TRAIN, Reading.FORWARD, "float64", (200,)))
+        sink.series_id(Series(site, port, kind, Mode.TRAIN, Phase.FORWARD, "float64", (200,)))
         for site, port, kind in kinds
     ]
     for step in range(steps):

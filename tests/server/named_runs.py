@@ -6,23 +6,23 @@ from pathlib import Path
 
 import numpy as np
 
-from layerscope.records import (
+from layerscope.model.records import (
     BATCH_STATISTICS,
     ONLY_ROLE,
+    CallGraph,
+    CustomStatistics,
     Event,
-    Extras,
     Floats,
-    Graph,
     Kind,
     Metric,
     Mode,
     ModuleNode,
     NamedNode,
-    Part,
-    Reading,
+    Phase,
     Series,
     StepInfo,
-    Values,
+    TensorType,
+    TensorValues,
     gradient_port,
     named_site,
 )
@@ -53,7 +53,7 @@ class NamedWriting:
         graphs = [self._numbers["initial"], *[self._numbers["first"]] * (last - 1), self._numbers["last"]]
         for iteration, graph in enumerate((INITIAL, *[FIRST] * (last - 1), LAST)):
             for node in graph.nodes:
-                if node.part is not Part.PARAMETER or iteration == 1:
+                if node.part is not TensorType.PARAMETER or iteration == 1:
                     self._node(step, node, iteration)
         for name, at in (("loss", 1.0), ("accuracy/near", 0.5), ("accuracy/far", 0.2)):
             self.sink.put(Metric(step, name, at * self._scale / (step + 1), 1.7e9 + step, type_))
@@ -65,12 +65,12 @@ class NamedWriting:
         for role, shape in node.roles:
             rng = np.random.default_rng([step, iteration, len(node.name), len(role)])
             whole = rng.normal(step / 50, self._scale, shape)
-            if node.part is Part.PARAMETER:
+            if node.part is TensorType.PARAMETER:
                 self._put(step, Series(f"{node.name}.{role}", "weight", *_ordinary(Kind.WEIGHT, shape)), whole)
                 continue
             site = named_site(node.name, iteration)
             self._put(step, Series(site, role or ONLY_ROLE, *_ordinary(Kind.TENSOR, shape)), whole, keeps=True)
-            if node.part is not Part.TARGET:
+            if node.part is not TensorType.TARGET:
                 for loss in LOSSES:
                     port = gradient_port(role, loss)
                     self._put(step, Series(site, port, *_ordinary(Kind.TENSOR_GRAD, shape)), -whole, keeps=True)
@@ -85,20 +85,22 @@ class NamedWriting:
             flat = whole.reshape(len(whole), -1)
             of = (flat.mean(1), np.abs(flat).mean(1), flat.std(1), np.abs(flat).max(1))
             over = [f(numbers) for numbers in of for f in (np.mean, np.std, lambda x: np.abs(x).max())]
-            self.sink.put(Extras(step, np.full(len(over), number, np.int32), BATCH_STATISTICS, np.array(over)))
+            self.sink.put(
+                CustomStatistics(step, np.full(len(over), number, np.int32), BATCH_STATISTICS, np.array(over))
+            )
         samples = np.array(KEPT if batched else (), np.int32)
-        self.sink.put(Values.one(step, number, samples, whole[list(KEPT)] if batched else whole))
+        self.sink.put(TensorValues.one(step, number, samples, whole[list(KEPT)] if batched else whole))
 
 
-def _ordinary(kind: Kind, shape: tuple[int, ...]) -> tuple[Kind, Mode, Reading, str, tuple[int, ...]]:
-    return kind, Mode.TRAIN, Reading.FORWARD, "float64", shape
+def _ordinary(kind: Kind, shape: tuple[int, ...]) -> tuple[Kind, Mode, Phase, str, tuple[int, ...]]:
+    return kind, Mode.TRAIN, Phase.FORWARD, "float64", shape
 
 
 def write_named(folder: Path, steps: int = 6, scale: float = 1.0) -> Path:
     """A finished run with named tensors, notes and a model of two layers."""
     writing = NamedWriting(folder, scale)
     writing.sink.put(
-        Graph(
+        CallGraph(
             (
                 ModuleNode("", "Net", 0, ""),
                 ModuleNode("pre", "Sequential", 0, ""),

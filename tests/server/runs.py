@@ -6,17 +6,17 @@ from pathlib import Path
 
 import numpy as np
 
-from layerscope.records import Event, Extras, Floats, Kind, Metric, Mode, Reading, Series, Summaries
-from layerscope.stats import spec
-from layerscope.stats.reference import summarize
+from layerscope.model import summary_spec
+from layerscope.model.records import CustomStatistics, Event, Floats, Kind, Metric, Mode, Phase, Series, Summaries
+from layerscope.stats.kernel import summarize
 from layerscope.store.folder import create
 from layerscope.store.writer import FolderSink
 
 
 def summaries(step: int, series: list[int], tensors: list[Floats]) -> Summaries:
     """The summaries of some tensors at one step."""
-    made = [summarize(tensor, spec.SMALLEST_NORMAL["float64"]) for tensor in tensors]
-    encoded = [spec.encode(summary.bits) for summary in made]
+    made = [summarize(tensor, summary_spec.SMALLEST_NORMAL["float64"]) for tensor in tensors]
+    encoded = [summary_spec.encode(summary.bits) for summary in made]
     rows = len(made)
     return Summaries(
         step=step,
@@ -46,9 +46,7 @@ class Writing:
 
     def series_of(self, dtype: str) -> int:
         """The number of the site's output in a data type."""
-        return self.sink.series_id(
-            Series(self.site, "output.0", Kind.OUTPUT, Mode.TRAIN, Reading.FORWARD, dtype, (500,))
-        )
+        return self.sink.series_id(Series(self.site, "output.0", Kind.OUTPUT, Mode.TRAIN, Phase.FORWARD, dtype, (500,)))
 
     def tensor(self, step: int, series: int) -> None:
         """Write one tensor of a step, and nothing else."""
@@ -60,7 +58,7 @@ class Writing:
 
     def own(self, step: int, name: str, value: float) -> None:
         """Write an own statistic of a step, and nothing else."""
-        self.sink.put(Extras(step, np.array([self.series], np.int32), (name,), np.array([value])))
+        self.sink.put(CustomStatistics(step, np.array([self.series], np.int32), (name,), np.array([value])))
 
     def note(self, step: int, text: str) -> None:
         """Write a note."""

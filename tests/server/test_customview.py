@@ -18,15 +18,15 @@ from starlette.testclient import TestClient
 
 from layerscope.cli.main import main
 from layerscope.errors import SelectError
-from layerscope.query.selection import Selection
-from layerscope.server import customview
+from layerscope.query.tensor_query import TensorSelection
 from layerscope.server.app import create_app
-from layerscope.server.customview import OwnView, items_of
+from layerscope.server.routes import custom_view
+from layerscope.server.routes.custom_view import OwnView, items_of
 from tests.server.conftest import HOST
 from tests.server.named_runs import write_named
 from tests.server.test_routes import asked, refused
 
-CHOSEN = Selection("a", 30, "short", 2, "memory")
+CHOSEN = TensorSelection("a", 30, "short", 2, "memory")
 
 
 @pytest.fixture
@@ -106,7 +106,7 @@ def test_a_view_that_takes_too_long_is_told_and_does_not_block_a_mended_one(run:
 def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     """Views of `GATED` end when it is set."""
     gate = threading.Event()
-    monkeypatch.setattr(customview, "gate", gate, raising=False)
+    monkeypatch.setattr(custom_view, "gate", gate, raising=False)
     before = set(threading.enumerate())
     yield gate
     gate.set()
@@ -133,7 +133,7 @@ def test_while_one_call_hangs_further_ones_are_answered_at_once(
 
 def test_few_callers_wait_for_a_call_and_then_get_their_own(run: Path, tmp_path: Path, gate: threading.Event) -> None:
     own = OwnView(saved(tmp_path / "mine.py", GATED), patience_s=60.0)
-    answered = 1 + customview.MOST_WAITING
+    answered = 1 + custom_view.MOST_WAITING
     with ThreadPoolExecutor(9) as pool:
         asking = [pool.submit(own.shown, replace(CHOSEN, step=step), run) for step in range(9)]
         told = list(islice(as_completed(asking, timeout=60.0), 9 - answered))

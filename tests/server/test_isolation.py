@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from layerscope.errors import FormatError, SelectError
-from layerscope.query.run import Run
+from layerscope.query.run_tables import RunTables
 from layerscope.server import catalogue as catalogue_module
 from layerscope.server.catalogue import LONGEST_PROBLEM, Catalogue
 from tests.server.runs import write_run
@@ -29,14 +29,14 @@ def test_an_unforeseen_error_of_one_run_is_its_own_line(
 ) -> None:
     for name in ("bad", "good"):
         write_run(tmp_path / name, steps=1)
-    status = Run.status
+    status = RunTables.status
 
-    def failing(run: Run) -> str:
+    def failing(run: RunTables) -> str:
         if run.path.name == "bad":
             raise error
         return status(run)
 
-    monkeypatch.setattr(Run, "status", failing)
+    monkeypatch.setattr(RunTables, "status", failing)
     catalogue = Catalogue(tmp_path)
     bad, good = catalogue.entries()
     assert (bad.status, good.status) == ("unreadable", "finished")
@@ -55,7 +55,7 @@ def test_few_runs_are_kept_open_and_their_lines_are_not_made_again(
         shutil.copytree(model, tmp_path / "project" / f"run-{number}")
     described, made = catalogue_module.described, []
 
-    def counted(name: str, status: str, run: Run) -> object:
+    def counted(name: str, status: str, run: RunTables) -> object:
         made.append(name)
         return described(name, status, run)
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
-from layerscope.query.run import Run
-from layerscope.records import Kind, Metric, Mode, Reading, Series
+from layerscope.model.records import Kind, Metric, Mode, Phase, Series
+from layerscope.query.run_tables import RunTables
 from layerscope.server.catalogue import Catalogue, step_range
 from layerscope.store.folder import create
 from layerscope.store.writer import FolderSink
@@ -18,7 +18,7 @@ def written(folder: Path, *, metric_at: int | None = None) -> Path:
     """A run whose first series ends at step 4 and whose second goes on to step 9."""
     sink = FolderSink(create(folder))
     first, second = (
-        sink.series_id(Series(site, "output.0", Kind.OUTPUT, Mode.TRAIN, Reading.FORWARD, "float64", (500,)))
+        sink.series_id(Series(site, "output.0", Kind.OUTPUT, Mode.TRAIN, Phase.FORWARD, "float64", (500,)))
         for site in ("first", "second")
     )
     for step in range(2, 10):
@@ -34,7 +34,7 @@ def test_the_last_step_without_metrics_is_that_of_the_series_that_lasts_longest(
     written(tmp_path / "run")
     (entry,) = Catalogue(tmp_path).entries()
     assert entry.last_step == 9
-    assert step_range(Run(tmp_path / "run"), np.zeros(0, np.int64)) == (2, 9)
+    assert step_range(RunTables(tmp_path / "run"), np.zeros(0, np.int64)) == (2, 9)
 
 
 def test_the_last_step_is_that_of_a_tensor_where_the_metrics_end_earlier(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import sys
 
 SERVES = """
 import sys
-from layerscope.server.lean import give_memory_back, leave_pandas_out
+from layerscope.server.background import give_memory_back, leave_pandas_out
 give_memory_back()
 leave_pandas_out()
 import numpy as np, pyarrow as pa

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from starlette.testclient import TestClient, WebSocketTestSession
 
+from layerscope.server.app import changes
 from layerscope.server.catalogue import State
-from layerscope.server.live import changes
 from layerscope.server.messages import Change
 from tests.server.runs import Writing, write_run
 

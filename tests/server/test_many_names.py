@@ -13,9 +13,9 @@ from starlette.requests import Request
 
 import layerscope as ls
 from layerscope.errors import StateError
-from layerscope.query import rows
-from layerscope.server import routes, training
+from layerscope.query import tables
 from layerscope.server.catalogue import Catalogue, described
+from layerscope.server.routes import runs
 
 FEW, MANY = 2000, 8000
 MOST = 9.0  # times as long for four times as many names: 4 if linear, 16 if quadratic
@@ -82,8 +82,8 @@ def test_the_server_takes_linear_time(folder: Path, question: str) -> None:
         if question == "list of runs":
             return described(str(count), "finished", opened.run)
         if question == "timeline":
-            return routes.timeline(opened, str(count), request)
-        return training.metrics(catalogue, request)
+            return runs.timeline(opened, str(count), request)
+        return runs.metrics(catalogue, request)
 
     few, many = (cpu_s(partial(ask, count)) for count in (FEW, MANY))
     assert many < MOST * few
@@ -97,7 +97,7 @@ def test_metrics_keep_their_values_and_the_last_of_a_step_counts(tmp_path: Path)
         run.step(loss=4.0)
     opened = ls.open(tmp_path / "run")
     opened.add_curves({"step": [2, 0], "loss": [5.0, 6.0]})
-    found = rows.curves_by_name(ls.open(tmp_path / "run").reader.metrics())
+    found = tables.curves_by_name(ls.open(tmp_path / "run").reader.metrics())
     assert {name: (list(steps), list(values)) for name, (steps, values) in found.items()} == {
         "loss": ([0, 2], [6.0, 5.0]),
         "b": ([0, 1], [2.0, 3.0]),

@@ -11,11 +11,11 @@ from functools import partial
 
 import pytest
 
-from layerscope.server.quiet import QUIET_S, Quiet
+from layerscope.server.background import QUIET_S, IdleWorker
 
 
 def test_work_is_done_when_it_is_quiet_and_of_one_name_only_the_last() -> None:
-    quiet, done = Quiet(), queue.Queue[tuple[str, float]]()
+    quiet, done = IdleWorker(), queue.Queue[tuple[str, float]]()
 
     def tell(name: str) -> None:
         done.put((name, time.monotonic()))
@@ -32,7 +32,7 @@ def test_work_is_done_when_it_is_quiet_and_of_one_name_only_the_last() -> None:
 
 
 def test_work_that_fails_is_told_of_and_the_next_is_done(caplog: pytest.LogCaptureFixture) -> None:
-    quiet, done = Quiet(), queue.Queue[str]()
+    quiet, done = IdleWorker(), queue.Queue[str]()
     quiet.later("broken", lambda: 1 / 0)
     quiet.later("whole", lambda: done.put("done"))
     assert done.get(timeout=30) == "done"
@@ -44,7 +44,7 @@ def test_a_process_that_ends_meanwhile_says_nothing_of_it() -> None:
     program = """
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from layerscope.server.quiet import Quiet
+from layerscope.server.background import IdleWorker
 begun, pool = threading.Event(), ThreadPoolExecutor(1)
 def work():
     begun.set()
@@ -58,7 +58,7 @@ begun.wait(30)
 
 
 def test_work_that_fails_because_the_process_ends_is_not_told_of(caplog: pytest.LogCaptureFixture) -> None:
-    quiet, begun, closed = Quiet(), threading.Event(), threading.Event()
+    quiet, begun, closed = IdleWorker(), threading.Event(), threading.Event()
 
     def work() -> None:
         begun.set()
@@ -76,7 +76,7 @@ def test_work_that_fails_because_the_process_ends_is_not_told_of(caplog: pytest.
 
 
 def test_nothing_is_done_after_it_was_closed() -> None:
-    quiet, done = Quiet(), list[str]()
+    quiet, done = IdleWorker(), list[str]()
     quiet.later("answer", lambda: done.append("late"))
     thread = quiet._thread
     quiet.close()

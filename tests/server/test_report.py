@@ -12,9 +12,8 @@ import layerscope as ls
 from layerscope.cli.main import main
 from layerscope.errors import SelectError
 from layerscope.server import app, wire
-from layerscope.server import report as module
-from layerscope.server.answers import Answers
-from layerscope.server.report import report
+from layerscope.server import one_file as module
+from layerscope.server.one_file import OfflineApi, report
 from tests.server.runs import write_run
 from tests.viz.test_html import INDEX, unpacked
 
@@ -64,7 +63,7 @@ def test_the_file_stays_within_its_size_and_says_what_it_holds(run: Path) -> Non
 
 
 def test_only_histories_that_are_held_are_offered(run: Path) -> None:
-    source = Answers(run)
+    source = OfflineApi(run)
     assert source.ask("api/run/first/sites", {})
     source.close()
     assert "0 of 1 histories" in report(run, most_bytes=0).holds

@@ -13,9 +13,9 @@ import pytest
 from starlette.testclient import TestClient
 
 from layerscope.server import catalogue, wire
-from layerscope.server.routes import MOST_EVENTS
-from layerscope.stats import derive
-from layerscope.store.compact import compact
+from layerscope.server.routes.runs import MOST_EVENTS
+from layerscope.stats import derived
+from layerscope.store.compaction import compact
 from tests.query.test_discover import closed_to_us
 from tests.server.runs import Writing, summaries, tensor_at, write_run
 
@@ -71,7 +71,7 @@ def test_the_list_of_sites_is_made_again_when_there_is_a_new_one(client: TestCli
 
 def test_sites_come_with_everything_that_tells_series_apart(client: TestClient) -> None:
     sites = asked(client, "/api/run/group/second/sites")
-    assert sites["stats"] == list(derive.STATS)
+    assert sites["stats"] == list(derived.STATS)
     (series,) = sites["series"]
     assert (series["site"], series["port"], series["kind"], series["mode"]) == ("layer", "output.0", "output", "train")
     assert (series["dtype"], series["reading"], series["shape"]) == ("float64", "forward", [500])
@@ -93,7 +93,7 @@ def test_an_own_statistic_is_listed_and_drawn_at_the_steps_that_have_it(client: 
     for step, value in ((1, 0.5), (3, np.nan)):
         writing.own(step, "sparsity", value)
     writing.sink.close()
-    assert asked(client, "/api/run/own/sites")["stats"] == [*derive.STATS, "sparsity"]
+    assert asked(client, "/api/run/own/sites")["stats"] == [*derived.STATS, "sparsity"]
     view = asked(client, f"/api/run/own/scalar?series={writing.series}&stat=sparsity")
     assert view["last_steps"].tolist() == [1, 3]
     np.testing.assert_array_equal(view["last"], [0.5, np.nan])

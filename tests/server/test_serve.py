@@ -17,8 +17,8 @@ import pytest
 from websockets.sync.client import connect
 
 from layerscope.errors import StateError, StoreError
-from layerscope.server import aside
-from layerscope.server.aside import compact_aside
+from layerscope.server import background
+from layerscope.server.background import compact_aside
 from layerscope.server.serve import PageServer
 from layerscope.store.folder import create
 from layerscope.store.writer import FolderSink
@@ -135,5 +135,5 @@ def test_a_compaction_that_fails_says_why(tmp_path: Path) -> None:
 
 def test_no_process_is_started_for_a_run_without_segments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = write_run(tmp_path / "run", steps=1)
-    monkeypatch.setattr(aside, "run_aside", lambda command: pytest.fail(f"started {command}"))
+    monkeypatch.setattr(background, "run_aside", lambda command: pytest.fail(f"started {command}"))
     compact_aside(run)

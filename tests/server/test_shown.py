@@ -10,7 +10,7 @@ from urllib.parse import parse_qs
 import pytest
 
 import layerscope as ls
-from layerscope import shown
+from layerscope import widgets
 from layerscope.errors import SelectError
 from tests.repo.source import ROOT
 from tests.server.runs import write_run
@@ -27,7 +27,7 @@ def begins(file: object) -> dict[str, list[str]]:
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ls.Run:
-    monkeypatch.setattr(shown, "has_screen", lambda: False)
+    monkeypatch.setattr(widgets, "has_screen", lambda: False)
     write_run(tmp_path / "run")
     return ls.open(tmp_path / "run")
 
@@ -67,4 +67,4 @@ def test_what_the_run_does_not_have_is_told_with_what_it_has(asked: dict[str, An
 def test_python_knows_the_views_of_the_page() -> None:
     listed = re.search(r"export const VIEWS = \[(.*?)\]", (ROOT / "web/src/selection.ts").read_text(), re.S)
     assert listed is not None
-    assert set(re.findall(r'"(\w+)"', listed[1])) == set(shown.VIEWS) - {"histogram"}
+    assert set(re.findall(r'"(\w+)"', listed[1])) == set(widgets.VIEWS) - {"histogram"}

@@ -11,18 +11,18 @@ import numpy as np
 import pytest
 from starlette.testclient import TestClient
 
-from layerscope.records import (
+from layerscope.model.records import (
     ONLY_ROLE,
     SAMPLE_STATISTICS,
     Kind,
     Mode,
     NamedNode,
-    Part,
-    Reading,
+    Phase,
     SampleStats,
     Series,
     StepInfo,
-    Values,
+    TensorType,
+    TensorValues,
 )
 from layerscope.server.app import create_app
 from layerscope.store.folder import create
@@ -177,13 +177,13 @@ def write_samples(folder: Path, rank: int, *, shift: float) -> None:
     tensors = {"held": four, "told": four, "empty": np.zeros((2, 0)), "wave": np.array([[3 + 4j], [0j]])}
     nodes = []
     for name, array in tensors.items():
-        series = Series(name, ONLY_ROLE, Kind.TENSOR, Mode.TRAIN, Reading.FORWARD, array.dtype.name, (4, 4))
+        series = Series(name, ONLY_ROLE, Kind.TENSOR, Mode.TRAIN, Phase.FORWARD, array.dtype.name, (4, 4))
         number = sink.series_id(series)
-        nodes.append(NamedNode(name, Part.INTERMEDIATE, (("", array.shape),)))
+        nodes.append(NamedNode(name, TensorType.INTERMEDIATE, (("", array.shape),)))
         if name == "told":
             sink.put(SampleStats(0, number, kept, array))
         else:
-            sink.put(Values.one(0, number, kept, array))
+            sink.put(TensorValues.one(0, number, kept, array))
     graph = sink.dependencies_id(tuple(nodes), ())
     sink.put(StepInfo(0, "step", 1, 4, (graph, graph), (0, 2), (), (), "schedule"))
     sink.close()

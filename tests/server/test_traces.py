@@ -14,7 +14,7 @@ from torch import nn
 
 import layerscope as ls
 from layerscope.server.app import create_app
-from layerscope.traced import Op
+from layerscope.traces import Op
 from tests.server.conftest import HOST
 from tests.server.test_routes import asked, refused
 

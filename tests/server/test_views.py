@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 from starlette.testclient import TestClient
 
-from layerscope.diagnose.check import check
+from layerscope.diagnose.rules import check
 from layerscope.errors import StoreError
 from layerscope.query.matrix import Layout, Matrix, Question, matrix
-from layerscope.server import heatmap
-from layerscope.server.checking import checked_in_another_process
+from layerscope.server.background import checked_in_another_process
+from layerscope.server.routes import heatmap
 from layerscope.store.reader import Reader
 from tests.server.runs import Writing, tensor_at, write_run
 from tests.server.test_routes import asked, refused

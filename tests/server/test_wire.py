@@ -8,10 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from layerscope.records import Ints
+from layerscope.model.records import Ints
 from layerscope.server import messages, wire
-from layerscope.viz.scalar import scalar_view
-from layerscope.viz.screen import Screen
+from layerscope.views.scalar import Screen, scalar_view
 
 GENERATED = Path(__file__).parents[2] / "web" / "src" / "wire.gen.ts"
 

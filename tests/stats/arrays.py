@@ -8,15 +8,16 @@ import numpy as np
 import numpy.typing as npt
 from hypothesis import strategies as st
 
-from layerscope.records import Floats
-from layerscope.stats import kernel, reference, spec
-from layerscope.stats.formats import BYTES
+from layerscope.model import summary_spec
+from layerscope.model.number_formats import BYTES
+from layerscope.model.records import Floats
+from layerscope.stats import kernel
 
 Stored = npt.NDArray[Any]  # one of formats.STORED; bfloat16 as uint16, what numpy lacks of one byte as uint8
 FLOATING = ("float32", "float64", "bfloat16", "float16")
 ONLY_BYTES = tuple(dtype for dtype in BYTES if dtype.startswith("float"))
 SIZES = (0, 1, 2, 7, 8, 9, 64, 1000, 2047, 2048, 2049, 5000)  # around the kernel's blocks
-SUMS = slice(len(spec.COUNTS), spec.ADDED)
+SUMS = slice(len(summary_spec.COUNTS), summary_spec.ADDED)
 POWERS = (1, 1, 2, 3, 4, 8)  # of the moments in SUMS
 SUM_TOLERANCE = 1e-12  # of the sum of the magnitudes
 NORMAL: Floats = np.random.default_rng(0).standard_normal(20_000) * 0.3 + 0.1
@@ -89,18 +90,20 @@ def _styled(style: str, rng: np.random.Generator, size: int) -> Floats:
     }[style]
 
 
-def summary_by(arena: kernel.Arena, stored: Stored, dtype: str, threads: int = 1) -> spec.Summary:
+def summary_by(arena: kernel.Arena, stored: Stored, dtype: str, threads: int = 1) -> summary_spec.Summary:
     """The summary that the arena makes of the stored elements."""
     arena.add(stored.ctypes.data, stored.size, kernel.format_number(dtype), threads)
     collected = arena.drain()
-    return spec.Summary(collected.moments[0], spec.decode(int(collected.m[0]), collected.bits.tobytes()))
+    return summary_spec.Summary(
+        collected.moments[0], summary_spec.decode(int(collected.m[0]), collected.bits.tobytes())
+    )
 
 
-def expected(stored: Stored, dtype: str) -> spec.Summary:
-    return reference.summarize(load(stored, dtype), spec.SMALLEST_NORMAL[dtype])
+def expected(stored: Stored, dtype: str) -> summary_spec.Summary:
+    return kernel.summarize(load(stored, dtype), summary_spec.SMALLEST_NORMAL[dtype])
 
 
-def assert_same_summary(got: spec.Summary, wanted: spec.Summary, values: Floats) -> None:
+def assert_same_summary(got: summary_spec.Summary, wanted: summary_spec.Summary, values: Floats) -> None:
     """Counts, extremes and bit-counts equal; sums within the stated tolerance."""
     assert got.bits.m == wanted.bits.m
     np.testing.assert_array_equal(got.bits.codes, wanted.bits.codes)
@@ -113,7 +116,7 @@ def assert_same_summary(got: spec.Summary, wanted: spec.Summary, values: Floats)
 def assert_same_sums(got: Floats, wanted: Floats, values: Floats) -> None:
     finite = np.abs(values[np.isfinite(values)])
     powers: tuple[int, ...] = POWERS
-    if np.isinf(wanted[spec.COLUMN["sum2"]]):  # the higher ones are those of smaller numbers then
+    if np.isinf(wanted[summary_spec.COLUMN["sum2"]]):  # the higher ones are those of smaller numbers then
         np.testing.assert_allclose(got[SUMS][3:], wanted[SUMS][3:], rtol=1e-12, atol=1e-12 * wanted[SUMS][4])
         powers = POWERS[:3]
     for a, b, power in zip(got[SUMS], wanted[SUMS], powers, strict=False):

@@ -7,28 +7,29 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from layerscope.records import Floats
-from layerscope.stats import buckets, reference, spec
+from layerscope.model import summary_spec
+from layerscope.model.records import Floats
+from layerscope.stats import derived, kernel
 from tests.stats.arrays import NORMAL, arrays, load
 
 SHARES = np.array([0.0, 0.01, 0.25, 0.5, 0.75, 0.99, 1.0])
 
 
-def stored_rows(values: list[Floats]) -> buckets.EncodedRows:
+def stored_rows(values: list[Floats]) -> derived.EncodedRows:
     """The bit-counts of several arrays as they are stored."""
-    summaries = [reference.summarize(v, spec.SMALLEST_NORMAL["float64"]) for v in values]
-    encoded = [spec.encode(summary.bits) for summary in summaries]
+    summaries = [kernel.summarize(v, summary_spec.SMALLEST_NORMAL["float64"]) for v in values]
+    encoded = [summary_spec.encode(summary.bits) for summary in summaries]
     moments = np.stack([summary.moments for summary in summaries])
-    return buckets.EncodedRows(
+    return derived.EncodedRows(
         np.array([summary.bits.m for summary in summaries], np.uint8),
         np.cumsum([0, *map(len, encoded)]),
         np.frombuffer(b"".join(encoded), np.uint8),
-        np.ascontiguousarray(moments[:, spec.COLUMN["min"]]),
-        np.ascontiguousarray(moments[:, spec.COLUMN["max"]]),
+        np.ascontiguousarray(moments[:, summary_spec.COLUMN["min"]]),
+        np.ascontiguousarray(moments[:, summary_spec.COLUMN["max"]]),
     )
 
 
-def rows_of(values: list[Floats]) -> buckets.BitRows:
+def rows_of(values: list[Floats]) -> derived.BitRows:
     """Decoded bit-counts of several arrays, clipped to their extremes."""
     return stored_rows(values).decoded()
 
@@ -43,7 +44,7 @@ def test_a_histogram_over_everything_holds_every_nonzero_element(dtype: str, dat
     with np.errstate(over="ignore", invalid="ignore"):  # an axis wider than float64 is no axis
         edges = np.linspace(-everything, everything, 20)
     if np.isfinite(edges).all():
-        totals = buckets.histogram(rows_of(values), edges).sum(axis=1)
+        totals = derived.histogram(rows_of(values), edges).sum(axis=1)
         np.testing.assert_allclose(totals, [np.count_nonzero(v) for v in finite], rtol=1e-12)
 
 
@@ -53,20 +54,20 @@ def test_a_histogram_is_close_to_the_true_one() -> None:
     for row, raw in enumerate(values):
         edges = np.linspace(raw.min(), raw.max(), 65)
         true, _ = np.histogram(raw, edges)
-        assert np.abs(buckets.histogram(bits, edges)[row] - true).sum() / 2 / raw.size < 0.02
+        assert np.abs(derived.histogram(bits, edges)[row] - true).sum() / 2 / raw.size < 0.02
 
 
 def test_a_histogram_with_edges_on_bucket_bounds_is_exact() -> None:
     edges = np.array([-2.0, -1.0, -0.5, -0.25, 0.25, 0.5, 1.0, 2.0])
     true, _ = np.histogram(NORMAL, edges)
-    got = buckets.histogram(rows_of([NORMAL]), edges)[0]
+    got = derived.histogram(rows_of([NORMAL]), edges)[0]
     np.testing.assert_allclose(got, true, atol=1e-9)
 
 
 @pytest.mark.parametrize("constant", [-2.0, -1.0, 0.5, 1.0, 2.0, 3.0])
 def test_a_constant_falls_into_the_bin_numpy_puts_it_in(constant: float) -> None:
     edges, values = np.array([-2.0, -1.0, 0.5, 2.0]), np.full(9, constant)
-    np.testing.assert_array_equal(buckets.histogram(rows_of([values]), edges)[0], np.histogram(values, edges)[0])
+    np.testing.assert_array_equal(derived.histogram(rows_of([values]), edges)[0], np.histogram(values, edges)[0])
 
 
 def test_rows_do_not_disturb_each_other() -> None:
@@ -74,13 +75,13 @@ def test_rows_do_not_disturb_each_other() -> None:
     edges = np.linspace(-3, 120, 40)
     together = rows_of(values)
     zeros = np.array([np.count_nonzero(raw == 0) for raw in values], np.float64)
-    below, wanted = buckets.histogram(together, edges), buckets.quantiles(together, zeros, SHARES)
-    exponents, counts = buckets.exponents(together)
+    below, wanted = derived.histogram(together, edges), derived.quantiles(together, zeros, SHARES)
+    exponents, counts = derived.exponents(together)
     for row, raw in enumerate(values):
         alone = rows_of([raw])
-        np.testing.assert_allclose(below[row], buckets.histogram(alone, edges)[0], rtol=1e-12)
-        np.testing.assert_allclose(wanted[row], buckets.quantiles(alone, zeros[row : row + 1], SHARES)[0], rtol=1e-12)
-        own, own_counts = buckets.exponents(alone)
+        np.testing.assert_allclose(below[row], derived.histogram(alone, edges)[0], rtol=1e-12)
+        np.testing.assert_allclose(wanted[row], derived.quantiles(alone, zeros[row : row + 1], SHARES)[0], rtol=1e-12)
+        own, own_counts = derived.exponents(alone)
         np.testing.assert_array_equal(counts[row][np.isin(exponents, own)], own_counts[0])
         assert counts[row].sum() == own_counts.sum()
 
@@ -94,9 +95,9 @@ def test_a_quantile_lies_in_the_bucket_of_the_true_one(dtype: str, data: st.Data
     zeros = np.array([np.count_nonzero(finite == 0)], np.float64)
     bits = rows_of([values])
     if len(finite) == 0:
-        assert np.isnan(buckets.quantiles(bits, zeros, SHARES)).all()
+        assert np.isnan(derived.quantiles(bits, zeros, SHARES)).all()
         return
-    got = buckets.quantiles(bits, zeros, SHARES)[0]
+    got = derived.quantiles(bits, zeros, SHARES)[0]
     true = finite[np.maximum(np.ceil(SHARES * len(finite)).astype(int) - 1, 0)]  # first with the share at or below it
     for estimate, value in zip(got, true, strict=True):
         inside = (bits.low <= value) & (value <= bits.high) if value else np.zeros(len(bits.low), bool)
@@ -105,7 +106,7 @@ def test_a_quantile_lies_in_the_bucket_of_the_true_one(dtype: str, data: st.Data
 
 def test_exponents_are_the_exact_marginal() -> None:
     values = np.concatenate((NORMAL, [2.0**-1074, -(2.0**-1030), 1e300, 0.0, np.nan]))
-    present, counts = buckets.exponents(rows_of([values]))
+    present, counts = derived.exponents(rows_of([values]))
     nonzero = np.abs(values[np.isfinite(values) & (values != 0)])
     wanted, wanted_counts = np.unique(np.frexp(nonzero)[1] - 1, return_counts=True)
     np.testing.assert_array_equal(present, wanted)
@@ -115,20 +116,20 @@ def test_exponents_are_the_exact_marginal() -> None:
 def test_no_rows_and_empty_rows_have_empty_results() -> None:
     for values in ([np.zeros(0)], [np.zeros(3), np.full(2, np.nan)]):
         bits, rows = rows_of(values), len(values)
-        assert buckets.histogram(bits, np.linspace(-1, 1, 5)).tolist() == [[0.0] * 4] * rows
-        assert buckets.exponents(bits)[1].shape == (rows, 0)
-    none = buckets.decode_bits(np.zeros(0, np.uint8), np.zeros(1, np.int64), np.zeros(0, np.uint8))
-    assert buckets.histogram(none, np.linspace(-1, 1, 5)).shape == (0, 4)
-    assert buckets.quantiles(none, np.zeros(0), SHARES).shape == (0, len(SHARES))
+        assert derived.histogram(bits, np.linspace(-1, 1, 5)).tolist() == [[0.0] * 4] * rows
+        assert derived.exponents(bits)[1].shape == (rows, 0)
+    none = derived.decode_bits(np.zeros(0, np.uint8), np.zeros(1, np.int64), np.zeros(0, np.uint8))
+    assert derived.histogram(none, np.linspace(-1, 1, 5)).shape == (0, 4)
+    assert derived.quantiles(none, np.zeros(0), SHARES).shape == (0, len(SHARES))
 
 
-def assert_same(bits: buckets.BitRows, plain: buckets.BitRows) -> None:
+def assert_same(bits: derived.BitRows, plain: derived.BitRows) -> None:
     assert bits.rows == plain.rows
     for column, wanted in zip(bits.columns, plain.columns, strict=True):
         np.testing.assert_array_equal(column, wanted, strict=True)
 
 
-@pytest.mark.skipif(buckets.kernel is None, reason="there is no compiled kernel to compare with numpy")
+@pytest.mark.skipif(derived.kernel is None, reason="there is no compiled kernel to compare with numpy")
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16"])
 @given(data=st.data())
 @settings(max_examples=60, deadline=None)
@@ -140,13 +141,13 @@ def test_the_kernel_gives_what_numpy_gives(dtype: str, data: st.DataObject) -> N
     zeros = np.add.reduceat(np.append([np.count_nonzero(v == 0) for v in values], 0.0), starts)[:-1]
     edges = np.linspace(-3.0, 7.0, data.draw(st.integers(1, 30)))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(buckets, "kernel", None)
+        patch.setattr(derived, "kernel", None)
         plain = stored.decoded(starts)
-        below, quantiles = buckets.cumulative(plain, edges), buckets.quantiles(plain, zeros, SHARES)
+        below, quantiles = derived.cumulative(plain, edges), derived.quantiles(plain, zeros, SHARES)
     assert_same(bits, plain)
     with np.errstate(over="ignore", invalid="ignore"):
-        np.testing.assert_allclose(buckets.cumulative(bits, edges), below, rtol=1e-14)
-        np.testing.assert_allclose(buckets.quantiles(bits, zeros, SHARES), quantiles, rtol=1e-14)
+        np.testing.assert_allclose(derived.cumulative(bits, edges), below, rtol=1e-14)
+        np.testing.assert_allclose(derived.quantiles(bits, zeros, SHARES), quantiles, rtol=1e-14)
 
 
 @given(data=st.data())
@@ -159,11 +160,11 @@ def test_quantiles_of_all_rows_together_are_those_of_one_row_that_is_sorted(data
     shares = np.array([0.001, 0.05, 0.5, 0.999, 1.0])
     for of_magnitudes in (False, True):
         order = np.argsort(bits.low, kind="stable")
-        low, high = (ends[order] for ends in (buckets.magnitudes_of(bits) if of_magnitudes else (bits.low, bits.high)))
+        low, high = (ends[order] for ends in (derived.magnitudes_of(bits) if of_magnitudes else (bits.low, bits.high)))
         then = np.argsort(low, kind="stable")
         counts, exponent = bits.counts[order][then], bits.exponent[order][then]
-        whole = buckets.BitRows(1, np.zeros(len(low), np.int64), low[then], high[then], counts, exponent)
+        whole = derived.BitRows(1, np.zeros(len(low), np.int64), low[then], high[then], counts, exponent)
         with np.errstate(over="ignore", invalid="ignore"):
-            wanted = buckets.quantiles(whole, np.array([zeros]), shares)[0]
-            found = buckets.pooled_quantiles(bits, zeros, shares, of_magnitudes=of_magnitudes)
+            wanted = derived.quantiles(whole, np.array([zeros]), shares)[0]
+            found = derived.pooled_quantiles(bits, zeros, shares, of_magnitudes=of_magnitudes)
         np.testing.assert_allclose(found, wanted, rtol=1e-14)

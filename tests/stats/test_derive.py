@@ -10,14 +10,15 @@ import numpy as np
 import pytest
 
 from layerscope.errors import SelectError
-from layerscope.records import Floats
-from layerscope.stats import combine, derive, reference, spec
+from layerscope.model import summary_spec
+from layerscope.model.records import Floats
+from layerscope.stats import derived, kernel, merging
 from layerscope.stats.kernel import Arena, format_number
 from tests.stats.arrays import NORMAL
 
 
 def moments_of(values: list[Floats]) -> Floats:
-    return np.stack([reference.summarize(v, spec.SMALLEST_NORMAL["float64"]).moments for v in values])
+    return np.stack([kernel.summarize(v, summary_spec.SMALLEST_NORMAL["float64"]).moments for v in values])
 
 
 def summarized(values: Floats) -> Floats:
@@ -30,7 +31,7 @@ def summarized(values: Floats) -> Floats:
 
 def statistic(name: str, values: Floats) -> float:
     moments = moments_of([values])
-    return float(derive.statistic(name, lambda column: moments[:, spec.COLUMN[column]])[0])
+    return float(derived.statistic(name, lambda column: moments[:, summary_spec.COLUMN[column]])[0])
 
 
 def standardized(power: int) -> Callable[[Floats], float]:
@@ -65,7 +66,7 @@ def test_a_statistic_is_that_of_the_finite_values(name: str, truth: Callable[[Fl
 
 
 def test_every_statistic_has_a_value_for_ordinary_data() -> None:
-    assert all(np.isfinite(statistic(name, NORMAL)) for name in derive.STATS)
+    assert all(np.isfinite(statistic(name, NORMAL)) for name in derived.STATS)
 
 
 def test_a_narrow_distribution_far_from_zero_keeps_the_stated_digits_of_its_std() -> None:
@@ -94,23 +95,26 @@ def test_a_central_moment_of_a_narrow_distribution_is_near_the_truth_or_unknown(
         "skew": np.mean(centerd**3) / values.std() ** 3,
         "kurtosis": np.mean(centerd**4) / values.std() ** 4,
     }[stat]
-    moments = reference.summarize(values, 2.0**-126).moments
-    got = derive.statistic(stat, lambda name: moments[[spec.COLUMN[name]]])[0]
+    moments = kernel.summarize(values, 2.0**-126).moments
+    got = derived.statistic(stat, lambda name: moments[[summary_spec.COLUMN[name]]])[0]
     assert np.isnan(got) or got == pytest.approx(truth, rel=0.2)
     assert not np.isnan(got) or width < 1e-3
 
 
 def test_equal_elements_have_no_spread_and_no_shape() -> None:
-    moments = reference.summarize(np.full(10, 0.1), 2.0**-126).moments
-    stats = {n: derive.statistic(n, lambda name: moments[[spec.COLUMN[name]]])[0] for n in ("std", "skew", "kurtosis")}
+    moments = kernel.summarize(np.full(10, 0.1), 2.0**-126).moments
+    stats = {
+        n: derived.statistic(n, lambda name: moments[[summary_spec.COLUMN[name]]])[0]
+        for n in ("std", "skew", "kurtosis")
+    }
     assert stats["std"] == 0
     assert np.isnan(stats["skew"])
     assert np.isnan(stats["kurtosis"])
 
 
 def test_the_norm_of_nothing_finite_is_unknown() -> None:
-    moments = reference.summarize(np.full(10, np.nan), 2.0**-126).moments
-    assert np.isnan(derive.statistic("norm", lambda name: moments[[spec.COLUMN[name]]])[0])
+    moments = kernel.summarize(np.full(10, np.nan), 2.0**-126).moments
+    assert np.isnan(derived.statistic("norm", lambda name: moments[[summary_spec.COLUMN[name]]])[0])
 
 
 HUGE = (
@@ -142,12 +146,12 @@ def test_statistics_of_float64_are_right_up_to_its_largest_number(name: str, val
     wanted = exact(name, values)
     assert statistic(name, values) == pytest.approx(wanted, rel=1e-12, abs=1e-12 * statistic("abs_max", values))
     for moments in (
-        spec.merge_moments(moments_of(np.array_split(values, 2))),
-        spec.merge_moments(moments_of([values, np.zeros(0)])),
+        summary_spec.merge_moments(moments_of(np.array_split(values, 2))),
+        summary_spec.merge_moments(moments_of([values, np.zeros(0)])),
         summarized(values),
         summarized(np.concatenate((values[1:], values[:1]))),
     ):
-        found = derive.statistic(name, lambda column, row=moments: row[[spec.COLUMN[column]]])[0]  # type: ignore[misc]
+        found = derived.statistic(name, lambda column, row=moments: row[[summary_spec.COLUMN[column]]])[0]  # type: ignore[misc]
         assert found == pytest.approx(wanted, rel=1e-12, abs=1e-12 * statistic("abs_max", values))
 
 
@@ -157,16 +161,18 @@ def test_a_sum_that_leaves_float64_when_summaries_are_added_up_repeated_or_divid
     for part in parts:
         arena.add(part.ctypes.data, len(part), format_number("float64"))
     summaries = arena.drain()
-    assert not np.isinf(summaries.moments[:, spec.COLUMN["sum2"]]).any()
-    added = combine.add_up(summaries, [(0, 1, 2)])
-    repeated = combine.repeated(added, {0: 7})
-    divided = combine.divided(repeated, np.array([4.0]))
+    assert not np.isinf(summaries.moments[:, summary_spec.COLUMN["sum2"]]).any()
+    added = merging.add_up(summaries, [(0, 1, 2)])
+    repeated = merging.repeated(added, {0: 7})
+    divided = merging.divided(repeated, np.array([4.0]))
     whole = np.concatenate(parts)
     for moments, values in ((added, whole), (repeated, np.tile(whole, 7)), (divided, np.tile(whole / 4, 7))):
         for name in ("mean", "mean_abs", "std", "rms", "norm"):
-            found = derive.statistic(name, lambda column, row=moments.moments[0]: row[[spec.COLUMN[column]]])[0]  # type: ignore[misc]
+            found = derived.statistic(name, lambda column, row=moments.moments[0]: row[[summary_spec.COLUMN[column]]])[
+                0
+            ]  # type: ignore[misc]
             assert found == pytest.approx(exact(name, values), rel=1e-12)
-    assert np.isinf(repeated.moments[0, spec.COLUMN["sum2"]])
+    assert np.isinf(repeated.moments[0, summary_spec.COLUMN["sum2"]])
 
 
 def test_skew_and_kurtosis_of_powers_that_leave_float64_are_not_told() -> None:

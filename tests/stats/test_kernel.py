@@ -16,9 +16,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from layerscope.stats import kernel, reference, spec
-from layerscope.stats.formats import BYTES, STORED, WORDS
-from layerscope.stats.rows import RowArena
+from layerscope.model import summary_spec
+from layerscope.model.number_formats import BYTES, STORED, WORDS
+from layerscope.stats import kernel
+from layerscope.stats.kernel import RowArena
 from tests.stats.arrays import (
     FLOATING,
     Stored,
@@ -79,13 +80,13 @@ def test_summaries_equal_the_reference(arena: kernel.Arena, dtype: str, data: st
 def test_encoded_bytes_are_those_of_the_specification(arena: kernel.Arena, dtype: str, data: st.DataObject) -> None:
     stored = data.draw(arrays(dtype))
     arena.add(stored.ctypes.data, stored.size, kernel.format_number(dtype))
-    assert arena.drain().bits.tobytes() == spec.encode(expected(stored, dtype).bits)
+    assert arena.drain().bits.tobytes() == summary_spec.encode(expected(stored, dtype).bits)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "float64"])
 @pytest.mark.parametrize("order", [1, -1])
 def test_a_block_of_zeros_beside_one_of_subnormals_is_counted(arena: kernel.Arena, dtype: str, order: int) -> None:
-    tiny = np.full(5000, spec.SMALLEST_NORMAL[dtype] / 16)
+    tiny = np.full(5000, summary_spec.SMALLEST_NORMAL[dtype] / 16)
     stored = store(np.concatenate((np.zeros(5000), -tiny, tiny)[::order]), dtype)
     assert_same_summary(summary_by(arena, stored, dtype), expected(stored, dtype), load(stored, dtype))
 
@@ -112,7 +113,7 @@ def test_every_bit_pattern_of_a_half_format_is_read_right(arena: kernel.Arena, d
 def test_a_tensor_of_one_special_value_has_no_buckets(arena: kernel.Arena, dtype: str, value: float) -> None:
     summary = summary_by(arena, store(np.full(3000, value), dtype), dtype)
     assert len(summary.bits.codes) == 0
-    named = dict(zip(spec.MOMENTS, summary.moments, strict=True))
+    named = dict(zip(summary_spec.MOMENTS, summary.moments, strict=True))
     assert named["count"] == 3000
     assert named["zeros"] == (3000 if value == 0 else 0)
     assert named["nan"] == (3000 if np.isnan(value) else 0)
@@ -134,7 +135,7 @@ def test_subnormals_are_those_of_the_own_format(
     arena: kernel.Arena, dtype: str, values: list[float], subnormal: int
 ) -> None:
     summary = summary_by(arena, store(np.array(values), dtype), dtype)
-    assert summary.moments[spec.COLUMN["subnormal"]] == subnormal
+    assert summary.moments[summary_spec.COLUMN["subnormal"]] == subnormal
 
 
 def test_memory_at_odd_addresses_is_read_right(arena: kernel.Arena) -> None:
@@ -166,7 +167,7 @@ def test_rows_keep_their_order_while_the_arena_grows(arena: kernel.Arena) -> Non
     assert len(arena) == 0
     np.testing.assert_array_equal(collected.moments[:700, 0], [part.size for part in parts])
     last = collected.bits[collected.offsets[-2] : collected.offsets[-1]].tobytes()
-    assert last == spec.encode(expected(wide, "float64").bits)
+    assert last == summary_spec.encode(expected(wide, "float64").bits)
 
 
 def test_what_was_drained_is_never_written_again(arena: kernel.Arena) -> None:
@@ -209,7 +210,7 @@ def test_threads_that_share_an_arena_get_rows_of_their_own(arena: kernel.Arena) 
         rows = dict(pool.map(add, parts))
     collected = arena.drain()
     assert sorted(rows) == list(range(16))
-    assert all(collected.moments[row, spec.COLUMN["max"]] == size for row, size in rows.items())
+    assert all(collected.moments[row, summary_spec.COLUMN["max"]] == size for row, size in rows.items())
 
 
 @pytest.mark.slow
@@ -219,7 +220,7 @@ def test_more_elements_than_a_32_bit_counter_holds_are_all_counted() -> None:
     zeros = np.zeros((1 << 32) + 5, np.int8)  # never written: takes no memory
     arena = kernel.Arena()
     arena.add(zeros.ctypes.data, zeros.size, kernel.format_number("int8"))
-    assert arena.drain().moments[0, spec.COLUMN["zeros"]] == (1 << 32) + 5
+    assert arena.drain().moments[0, summary_spec.COLUMN["zeros"]] == (1 << 32) + 5
 
 
 FLUSHING = """
@@ -250,11 +251,11 @@ def test_flush_to_zero_is_neither_changed_nor_obeyed() -> None:
 
 def test_integers_beyond_the_mantissa_of_float64_round(arena: kernel.Arena) -> None:
     signed = summary_by(arena, np.array([2**53 + 1, -(2**63)], np.int64), "int64")
-    assert signed.moments[spec.COLUMN["max"]] == 2.0**53
-    assert signed.moments[spec.COLUMN["min"]] == -(2.0**63)
+    assert signed.moments[summary_spec.COLUMN["max"]] == 2.0**53
+    assert signed.moments[summary_spec.COLUMN["min"]] == -(2.0**63)
     unsigned = summary_by(arena, np.array([2**53 + 1, 2**64 - 1], np.uint64), "uint64")
-    assert unsigned.moments[spec.COLUMN["min"]] == 2.0**53
-    assert unsigned.moments[spec.COLUMN["max"]] == 2.0**64
+    assert unsigned.moments[summary_spec.COLUMN["min"]] == 2.0**53
+    assert unsigned.moments[summary_spec.COLUMN["max"]] == 2.0**64
 
 
 @pytest.mark.parametrize("dtype", BYTES)
@@ -297,5 +298,5 @@ def test_one_look_gives_what_several_give(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_the_reference_reads_strided_arrays() -> None:
     values = np.random.default_rng(5).standard_normal((40, 50))
-    strided = reference.summarize(values[::2, ::-3], 0.0)
-    np.testing.assert_array_equal(strided.moments, reference.summarize(values[::2, ::-3].copy(), 0.0).moments)
+    strided = kernel.summarize(values[::2, ::-3], 0.0)
+    np.testing.assert_array_equal(strided.moments, kernel.summarize(values[::2, ::-3].copy(), 0.0).moments)

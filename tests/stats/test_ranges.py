@@ -8,11 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from layerscope.records import Floats
-from layerscope.stats import buckets
-from layerscope.stats.formats import BYTES
-from layerscope.stats.ranges import RANGES, Range, lost
-from layerscope.viz.axis import magnitudes
+from layerscope.model.number_formats import BYTES, RANGES, Range, lost
+from layerscope.model.records import Floats
+from layerscope.stats import derived
+from layerscope.views.scales import magnitudes
 from tests.viz.histories import history_of
 
 IN_TORCH = [name for name in RANGES if hasattr(torch, name)]
@@ -21,7 +20,7 @@ IN_TORCH = [name for name in RANGES if hasattr(torch, name)]
 def lost_of(tensor: Floats, held: Range) -> list[float]:
     """What is said of the tensor: to zero, subnormal, too large."""
     history = history_of({0: tensor})
-    decoded: buckets.BitRows = magnitudes(history.bits.decoded(np.array([0, 1])))
+    decoded: derived.BitRows = magnitudes(history.bits.decoded(np.array([0, 1])))
     counted: list[float] = lost(decoded, held)[0].tolist()
     return counted
 

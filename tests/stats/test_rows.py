@@ -10,21 +10,21 @@ import pytest
 import torch
 
 import layerscope as ls
-from layerscope.query.sampled import statistics_of
-from layerscope.records import SAMPLE_STATISTICS, Floats
-from layerscope.stats import rows
+from layerscope.model.records import SAMPLE_STATISTICS, Floats
+from layerscope.query.named_tensors import statistics_of
+from layerscope.stats import kernel
 from layerscope.stats.torch import sample_statistics
 
 COLUMNS = (1, 3, 8, 1025, 5000)
 
 
 @pytest.fixture(params=["compiled", "numpy"])
-def arena(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> rows.RowArena:
+def arena(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> kernel.RowArena:
     if request.param == "numpy":
-        monkeypatch.setattr(rows, "_rows", None)
-    elif rows._rows is None:
+        monkeypatch.setattr(kernel, "_rows", None)
+    elif kernel._rows is None:
         pytest.skip("the kernel is not compiled")
-    return rows.RowArena()
+    return kernel.RowArena()
 
 
 def holed(columns: int) -> npt.NDArray[np.float32]:
@@ -43,13 +43,13 @@ def expected(x: npt.NDArray[np.float32]) -> Floats:
     return np.stack([known[name] for name in SAMPLE_STATISTICS], 1)
 
 
-def numbers(arena: rows.RowArena, x: torch.Tensor) -> Floats:
+def numbers(arena: kernel.RowArena, x: torch.Tensor) -> Floats:
     first, _ = sample_statistics(arena, x, 0)
     return arena.numbers[first : first + len(x)]
 
 
 @pytest.mark.parametrize("columns", COLUMNS)
-def test_statistics_of_a_sample_are_those_of_its_finite_values(arena: rows.RowArena, columns: int) -> None:
+def test_statistics_of_a_sample_are_those_of_its_finite_values(arena: kernel.RowArena, columns: int) -> None:
     x = holed(columns)
     found = numbers(arena, torch.from_numpy(x))
     assert np.allclose(found, expected(x), rtol=1e-9, equal_nan=True)
@@ -57,7 +57,7 @@ def test_statistics_of_a_sample_are_those_of_its_finite_values(arena: rows.RowAr
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float8_e5m2, torch.float64, torch.int16])
-def test_every_format_has_statistics_of_its_samples(arena: rows.RowArena, dtype: torch.dtype) -> None:
+def test_every_format_has_statistics_of_its_samples(arena: kernel.RowArena, dtype: torch.dtype) -> None:
     x = torch.from_numpy(holed(100)).nan_to_num(posinf=float("inf"), neginf=float("-inf")) / 1e3
     x = x.nan_to_num(0, 1, 1) if not dtype.is_floating_point else x
     x = x.to(dtype)
@@ -66,7 +66,7 @@ def test_every_format_has_statistics_of_its_samples(arena: rows.RowArena, dtype:
 
 
 @pytest.mark.parametrize("columns", COLUMNS)
-def test_statistics_over_the_batch_are_those_of_its_samples(arena: rows.RowArena, columns: int) -> None:
+def test_statistics_over_the_batch_are_those_of_its_samples(arena: kernel.RowArena, columns: int) -> None:
     for x in (holed(columns), holed(columns)[:1], np.zeros((3, 0), np.float32)):
         first, batch = sample_statistics(arena, torch.from_numpy(x), 0)
         each = arena.numbers[first : first + len(x)]
@@ -74,7 +74,7 @@ def test_statistics_over_the_batch_are_those_of_its_samples(arena: rows.RowArena
         assert np.allclose(arena.over[batch], over, rtol=1e-12, equal_nan=True)
 
 
-def test_the_arena_keeps_what_it_has_when_it_grows_and_forgets_it_when_it_starts_over(arena: rows.RowArena) -> None:
+def test_the_arena_keeps_what_it_has_when_it_grows_and_forgets_it_when_it_starts_over(arena: kernel.RowArena) -> None:
     x = torch.randn(40, 3)
     found = [sample_statistics(arena, x * place, 0) for place in range(200)]
     for place, (first, batch) in enumerate(found):

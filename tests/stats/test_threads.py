@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from layerscope.records import Floats
+from layerscope.model.number_formats import STORED
+from layerscope.model.records import Floats
 from layerscope.stats import kernel
-from layerscope.stats.combine import Encoded
-from layerscope.stats.formats import STORED
+from layerscope.stats.merging import Encoded
 from tests.stats.arrays import Stored, arrays, assert_same_summary, expected, load, store, summary_by
 
 pytestmark = pytest.mark.skipif(not kernel.COMPILED, reason="the kernel is not compiled")

@@ -10,9 +10,10 @@ import pytest
 import torch
 
 from layerscope.errors import SelectError
-from layerscope.records import Floats
-from layerscope.stats import combine, kernel, reference, spec
-from layerscope.stats.formats import BYTES, WORDS
+from layerscope.model import summary_spec
+from layerscope.model.number_formats import BYTES, WORDS
+from layerscope.model.records import Floats
+from layerscope.stats import kernel, merging
 from layerscope.stats.torch import add, add_many, dtype_name
 from tests.stats.arrays import assert_same_summary
 
@@ -20,15 +21,17 @@ GENERATOR = torch.Generator().manual_seed(0)
 CUBE = torch.randn(4, 6, 8, 10, generator=GENERATOR)
 
 
-def summary(tensor: torch.Tensor) -> spec.Summary:
+def summary(tensor: torch.Tensor) -> summary_spec.Summary:
     arena = kernel.Arena()
     assert add(arena, tensor) == 0
     collected = arena.drain()
-    return spec.Summary(collected.moments[0], spec.decode(int(collected.m[0]), collected.bits.tobytes()))
+    return summary_spec.Summary(
+        collected.moments[0], summary_spec.decode(int(collected.m[0]), collected.bits.tobytes())
+    )
 
 
 def assert_summary_of(tensor: torch.Tensor, values: Floats, smallest_normal: float) -> None:
-    assert_same_summary(summary(tensor), reference.summarize(values, smallest_normal), values.ravel())
+    assert_same_summary(summary(tensor), kernel.summarize(values, smallest_normal), values.ravel())
 
 
 @pytest.mark.parametrize(
@@ -54,7 +57,7 @@ def assert_summary_of(tensor: torch.Tensor, values: Floats, smallest_normal: flo
 )  # fmt: skip
 def test_a_view_has_the_summary_of_its_elements(view: Callable[[torch.Tensor], torch.Tensor]) -> None:
     tensor = view(CUBE)
-    assert_summary_of(tensor, tensor.double().numpy(), spec.SMALLEST_NORMAL["float32"])
+    assert_summary_of(tensor, tensor.double().numpy(), summary_spec.SMALLEST_NORMAL["float32"])
 
 
 class Watched(kernel.Arena):
@@ -88,7 +91,7 @@ def test_large_tensors_are_shared_among_as_many_threads_as_torch_uses(monkeypatc
 def test_every_plain_type_is_read(name: str) -> None:
     tensor = (CUBE * 40).abs().to(getattr(torch, name))
     assert dtype_name(tensor) == name
-    assert_summary_of(tensor, tensor.double().numpy(), spec.SMALLEST_NORMAL[name])
+    assert_summary_of(tensor, tensor.double().numpy(), summary_spec.SMALLEST_NORMAL[name])
 
 
 FLOAT8 = [name for name in BYTES if name.startswith("float8")]
@@ -99,15 +102,15 @@ FLOAT8 = [name for name in BYTES if name.startswith("float8")]
 def test_every_float8_is_read_as_torch_reads_it(name: str, step: int) -> None:
     dtype = getattr(torch, name)
     tensor = torch.arange(256, dtype=torch.uint8).repeat(3)[::step].view(dtype)
-    assert_summary_of(tensor, tensor.to(torch.float32).double().numpy(), spec.SMALLEST_NORMAL[name])
+    assert_summary_of(tensor, tensor.to(torch.float32).double().numpy(), summary_spec.SMALLEST_NORMAL[name])
 
 
 @pytest.mark.parametrize(("name", "subnormal"), [*zip(FLOAT8, (14, 14, 6, 6, 0), strict=True)])
 def test_subnormals_of_a_float8_are_its_own(name: str, subnormal: int) -> None:
     dtype = getattr(torch, name)
     every = torch.arange(256, dtype=torch.uint8).view(dtype)
-    assert torch.finfo(dtype).smallest_normal == spec.SMALLEST_NORMAL[name] or subnormal == 0
-    assert summary(every).moments[spec.COLUMN["subnormal"]] == subnormal
+    assert torch.finfo(dtype).smallest_normal == summary_spec.SMALLEST_NORMAL[name] or subnormal == 0
+    assert summary(every).moments[summary_spec.COLUMN["subnormal"]] == subnormal
 
 
 def test_both_elements_in_a_byte_of_float4_are_read() -> None:
@@ -115,7 +118,7 @@ def test_both_elements_in_a_byte_of_float4_are_read() -> None:
     packed = torch.arange(256, dtype=torch.uint8)
     values = np.concatenate((halves[packed.numpy() & 15], halves[packed.numpy() >> 4]))
     assert_summary_of(packed.view(torch.float4_e2m1fn_x2), values, 1.0)
-    assert summary(packed.view(torch.float4_e2m1fn_x2)).moments[spec.COLUMN["count"]] == 512
+    assert summary(packed.view(torch.float4_e2m1fn_x2)).moments[summary_spec.COLUMN["count"]] == 512
     every_other = np.concatenate((halves[packed.numpy()[::2] & 15], halves[packed.numpy()[::2] >> 4]))
     assert_summary_of(packed.view(torch.float4_e2m1fn_x2)[::2], every_other, 1.0)
 
@@ -126,20 +129,20 @@ def test_a_nested_tensor_has_the_summary_of_its_parts() -> None:
         nested = torch.nested.nested_tensor([CUBE[0, 0], CUBE[1, 0, :3]])
     values = torch.cat([part.flatten() for part in nested.unbind()]).double().numpy()
     for view in (nested, nested.transpose(1, 2)):
-        assert_summary_of(view, values, spec.SMALLEST_NORMAL["float32"])
+        assert_summary_of(view, values, summary_spec.SMALLEST_NORMAL["float32"])
 
 
 def test_a_complex_tensor_is_summarized_by_its_magnitude() -> None:
     tensor = torch.complex(CUBE, CUBE.flip(0)).requires_grad_()
     for given in (tensor, tensor.conj(), tensor.T if tensor.ndim == 2 else tensor.transpose(0, 1)):
-        assert_summary_of(given, given.detach().abs().double().numpy(), spec.SMALLEST_NORMAL["float32"])
+        assert_summary_of(given, given.detach().abs().double().numpy(), summary_spec.SMALLEST_NORMAL["float32"])
 
 
 def test_a_negative_view_is_read_with_its_sign() -> None:
     view = torch.complex(CUBE, CUBE.abs()).conj().imag
     assert view.is_neg()
-    assert summary(view).moments[spec.COLUMN["max"]] <= 0
-    assert summary(view[1, 2, 3, 4]).moments[spec.COLUMN["max"]] < 0
+    assert summary(view).moments[summary_spec.COLUMN["max"]] <= 0
+    assert summary(view[1, 2, 3, 4]).moments[summary_spec.COLUMN["max"]] < 0
 
 
 def test_a_tensor_that_requires_grad_stays_as_it_was() -> None:
@@ -161,7 +164,7 @@ def test_a_tensor_that_requires_grad_stays_as_it_was() -> None:
 def test_tensors_are_read_in_every_grad_mode(mode: Callable[[], torch.no_grad | torch.inference_mode]) -> None:
     with mode():
         tensor = CUBE[:, ::2] * 3
-        assert_summary_of(tensor, tensor.double().numpy(), spec.SMALLEST_NORMAL["float32"])
+        assert_summary_of(tensor, tensor.double().numpy(), summary_spec.SMALLEST_NORMAL["float32"])
 
 
 def refused() -> dict[str, torch.Tensor]:
@@ -213,7 +216,7 @@ def test_many_tensors_at_once_have_the_summaries_they_have_one_by_one() -> None:
     rows, errors = add_many(together, tensors)
     assert errors == {}
     assert sorted(rows) == list(range(len(tensors)))
-    summaries = combine.take(together.drain(), np.array(rows))
+    summaries = merging.take(together.drain(), np.array(rows))
     apart = kernel.Arena()
     assert [add(apart, tensor) for tensor in tensors] == list(range(len(tensors)))
     for got, wanted in zip(summaries, apart.drain(), strict=True):

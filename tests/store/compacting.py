@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from layerscope.store.compact import compact
+from layerscope.store.compaction import compact
 
 
 def main(folder: str, fatal: int) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from layerscope.records import Graph, ModuleNode
+from layerscope.model.records import CallGraph, ModuleNode
 from layerscope.store.folder import create
 from layerscope.store.writer import FolderSink
 
@@ -13,7 +13,7 @@ def main(folder: str, rank: int, times: int) -> None:
     """Puts one new module after the other."""
     sink = FolderSink(create(folder, resume=True, rank=rank), compact=False)
     for k in range(times):
-        sink.put(Graph((ModuleNode(f"{rank}.{k}", "Linear", 1, ""),)))
+        sink.put(CallGraph((ModuleNode(f"{rank}.{k}", "Linear", 1, ""),)))
         sink.flush()
     sink.close()
 

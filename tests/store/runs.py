@@ -15,30 +15,30 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from layerscope.records import (
+from layerscope.model import summary_spec
+from layerscope.model.records import (
     SAMPLE_STATISTICS,
-    Cost,
-    Extras,
+    CustomStatistics,
+    DependencyLink,
     Floats,
     Ids,
     Kind,
-    Link,
     Metric,
     Mode,
     NamedNode,
-    Part,
-    Reading,
+    Overhead,
+    Phase,
     SampleStats,
     Series,
     StepInfo,
     Summaries,
-    Values,
+    TensorType,
+    TensorValues,
 )
-from layerscope.stats import spec
 from layerscope.store.format import Live
 from layerscope.store.manifests import read_live, read_manifest, sealed
 from layerscope.store.reader import Reader
-from layerscope.store.tensors import arrays_of, numbers_of
+from layerscope.store.record_batches import arrays_of, numbers_of
 from layerscope.store.writer import FolderSink
 
 ROOT = Path(__file__).parents[2]
@@ -48,12 +48,12 @@ NAMED = 4  # tensors that a step of `put_named` names
 
 def series_at(place: int) -> Series:
     """The series that is put at a place of a step."""
-    return Series(f"layer.{place}", "output.0", Kind.OUTPUT, Mode.TRAIN, Reading.FORWARD, "float32", (place, 3))
+    return Series(f"layer.{place}", "output.0", Kind.OUTPUT, Mode.TRAIN, Phase.FORWARD, "float32", (place, 3))
 
 
 def moments_at(series: npt.ArrayLike, step: npt.ArrayLike, salt: float = 0.0) -> Floats:
     """The moments of rows, (rows, moments): different for every series, step and moment."""
-    column = np.arange(len(spec.MOMENTS))[None, :]
+    column = np.arange(len(summary_spec.MOMENTS))[None, :]
     number, time = (np.asarray(value, np.float64).reshape(-1, 1) for value in (series, step))
     return np.asarray(number * 1000.0 + time * 7.0 + column + salt)
 
@@ -62,7 +62,7 @@ def moments_at(series: npt.ArrayLike, step: npt.ArrayLike, salt: float = 0.0) ->
 def bits_at(series: int, step: int) -> bytes:
     """The encoded bit-counts of a row."""
     codes = np.array([-8600, 8600 + series % 50, 8700 + step % 90], np.int32)
-    return spec.encode(spec.BitCounts(3, codes, np.array([step + 1, series + 1, 200])))
+    return summary_spec.encode(summary_spec.BitCounts(3, codes, np.array([step + 1, series + 1, 200])))
 
 
 def summaries(step: int, ids: Sequence[int], *, alias: Sequence[int] | None = None, salt: float = 0.0) -> Summaries:
@@ -87,16 +87,18 @@ def value_at(series: int, step: int, name: str) -> float:
     return series * 10.0 + step / 8 + len(name)
 
 
-def extras(step: int, ids: Sequence[int], names: Sequence[str] = ("own", "other")) -> Extras:
+def extras(step: int, ids: Sequence[int], names: Sequence[str] = ("own", "other")) -> CustomStatistics:
     """Own statistics of some series at one step, one row for each series and name."""
     pairs = [(number, name) for number in ids for name in names]
     values = np.array([value_at(number, step, name) for number, name in pairs])
-    return Extras(step, np.array([number for number, _ in pairs], np.int32), tuple(name for _, name in pairs), values)
+    return CustomStatistics(
+        step, np.array([number for number, _ in pairs], np.int32), tuple(name for _, name in pairs), values
+    )
 
 
-def cost_at(step: int) -> Cost:
+def cost_at(step: int) -> Overhead:
     """What recording a step cost."""
-    return Cost(step, 0.5 + step, 0.1 * step, 3 * step, 1000 * step)
+    return Overhead(step, 0.5 + step, 0.1 * step, 3 * step, 1000 * step)
 
 
 def put_steps(sink: FolderSink, steps: Sequence[int], width: int = 3, salt: float = 0.0) -> list[int]:
@@ -115,26 +117,26 @@ def array_at(step: int, place: int) -> npt.NDArray[np.float32]:
     return (np.arange(2 * (1 + step % 5), dtype=np.float32) + step * 100 + place).reshape(2, -1)
 
 
-def graph_at(step: int) -> tuple[tuple[NamedNode, ...], tuple[Link, ...]]:
+def graph_at(step: int) -> tuple[tuple[NamedNode, ...], tuple[DependencyLink, ...]]:
     """The dependency graph of a step; there are seven different ones."""
-    nodes = tuple(NamedNode(f"n{place}", Part.INTERMEDIATE, (("", (2, step % 7)),)) for place in range(NAMED))
-    return nodes, tuple(Link(f"n{place}", "", 0, f"n{place + 1}", "") for place in range(NAMED - 1))
+    nodes = tuple(NamedNode(f"n{place}", TensorType.INTERMEDIATE, (("", (2, step % 7)),)) for place in range(NAMED))
+    return nodes, tuple(DependencyLink(f"n{place}", "", 0, f"n{place + 1}", "") for place in range(NAMED - 1))
 
 
 def named_series(place: int) -> Series:
     """The series of a named tensor."""
-    return Series(f"n{place}", "tensor", Kind.TENSOR, Mode.TRAIN, Reading.FORWARD, "float32", (place, 0))
+    return Series(f"n{place}", "tensor", Kind.TENSOR, Mode.TRAIN, Phase.FORWARD, "float32", (place, 0))
 
 
 def put_named(sink: FolderSink, steps: Sequence[int]) -> None:
     """Puts some steps with kept values, statistics of samples and a dependency graph."""
     series = [
-        Series(f"n{k}", "tensor", Kind.TENSOR, Mode.TRAIN, Reading.FORWARD, "float32", (k, 0)) for k in range(NAMED)
+        Series(f"n{k}", "tensor", Kind.TENSOR, Mode.TRAIN, Phase.FORWARD, "float32", (k, 0)) for k in range(NAMED)
     ]
     ids, samples = [sink.series_id(one) for one in series], np.array([1, 4], np.int32)
     for step in steps:
         for place, number in enumerate(ids):
-            sink.put(Values.one(step, number, samples, array_at(step, place)))
+            sink.put(TensorValues.one(step, number, samples, array_at(step, place)))
             sink.put(SampleStats(step, number, samples, np.full((2, len(SAMPLE_STATISTICS)), step + place / 8)))
         graphs = (-1, sink.dependencies_id(*graph_at(step)))
         sink.put(StepInfo(step, "even" if step % 2 == 0 else "odd", 1, 8, graphs, (1, 4), (), ("",), "schedule"))
@@ -182,7 +184,7 @@ def check_numbers(reader: Reader) -> list[tuple[int, int, int, int]]:
     moments = reader.moments(history=True)
     keys = keys_of(moments)
     assert len(keys) == len(set(keys))
-    found = np.stack([moments.column(name).to_numpy().astype(np.float64) for name in spec.MOMENTS], 1)
+    found = np.stack([moments.column(name).to_numpy().astype(np.float64) for name in summary_spec.MOMENTS], 1)
     np.testing.assert_array_equal(found, moments_at(moments["series"].to_numpy(), moments["step"].to_numpy()))
     bits = reader.bits(history=True)
     assert len(keys_of(bits)) == len(set(keys_of(bits)))
@@ -196,7 +198,7 @@ def check_numbers(reader: Reader) -> list[tuple[int, int, int, int]]:
     for row in found_extras:
         assert row["value"] == value_at(row["series"], row["step"], row["name"])
     for row in reader.costs(history=True).to_pylist():
-        assert Cost(**{name: row[name] for name in Cost.__slots__}) == cost_at(row["step"])
+        assert Overhead(**{name: row[name] for name in Overhead.__slots__}) == cost_at(row["step"])
     for row in reader.series().to_pylist():
         assert row["site"] in (f"layer.{row['shape'][0]}", f"n{row['shape'][0]}")
     return keys

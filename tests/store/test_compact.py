@@ -8,9 +8,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from layerscope.errors import FormatError
-from layerscope.store import compact as compaction
-from layerscope.store import parts, segments
-from layerscope.store.compact import compact
+from layerscope.store import compaction, parts, segments
+from layerscope.store.compaction import compact
 from layerscope.store.folder import create
 from layerscope.store.format import COMPACT_LOCK
 from layerscope.store.lock import FileLock

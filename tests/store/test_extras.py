@@ -9,10 +9,9 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from layerscope.records import Event, Extras, Metric, Values
-from layerscope.store import compact as compaction
-from layerscope.store import parts
-from layerscope.store.compact import compact
+from layerscope.model.records import CustomStatistics, Event, Metric, TensorValues
+from layerscope.store import compaction, parts
+from layerscope.store.compaction import compact
 from layerscope.store.folder import create
 from layerscope.store.reader import UNKNOWN_EXTRAS, Reader
 from layerscope.store.writer import FolderSink
@@ -58,22 +57,22 @@ def test_the_last_step_is_known_without_reading_rows_of_a_part(run: Path, monkey
     def read(*_: object) -> None:
         raise AssertionError("rows were read")
 
-    monkeypatch.setattr(parts.Part, "read", read)
+    monkeypatch.setattr(parts.ParquetPart, "read", read)
     assert Reader(run).last_step == 9
 
 
 @pytest.mark.parametrize(
     "record",
     [
-        Extras(7, np.array([0], np.int32), ("own",), np.array([1.0])),
+        CustomStatistics(7, np.array([0], np.int32), ("own",), np.array([1.0])),
         Metric(7, "loss", 1.0, 1.0),
         Event(7, "note", "the last", 1.0),
-        Values.one(7, 0, NO_SAMPLES, np.zeros(2)),
+        TensorValues.one(7, 0, NO_SAMPLES, np.zeros(2)),
         cost_at(7),
     ],
     ids=lambda record: type(record).__name__,
 )
-def test_the_last_step_counts_every_kind_of_record(tmp_path: Path, record: Extras) -> None:
+def test_the_last_step_counts_every_kind_of_record(tmp_path: Path, record: CustomStatistics) -> None:
     assert Reader(create(tmp_path / "empty").path).last_step is None
     sink = FolderSink(create(tmp_path / "run"))
     sink.series_id(series_at(0))
@@ -98,7 +97,7 @@ def test_later_sessions_win_by_series_name_and_step_and_history_keeps_both(tmp_p
         sink = FolderSink(create(folder, resume=True), compact=False)
         ids = put_steps(sink, [])
         record = extras(5, ids[:1], names)
-        sink.put(Extras(5, record.series, record.names, record.values * factor))
+        sink.put(CustomStatistics(5, record.series, record.names, record.values * factor))
         sink.put(cost_at(5))
         sink.close()
     for _ in range(2):  # in segments, then in parts

@@ -13,13 +13,13 @@ import pyarrow as pa
 import pytest
 
 from layerscope.errors import BusyError, FormatError, LayerscopeError, StoreError
-from layerscope.records import Floats, Values
-from layerscope.store.compact import compact
+from layerscope.model.records import Floats, TensorValues
+from layerscope.store.compaction import compact
 from layerscope.store.folder import create
 from layerscope.store.manifests import read_manifest
 from layerscope.store.reader import Reader
+from layerscope.store.record_batches import arrays_of
 from layerscope.store.segments import framed
-from layerscope.store.tensors import arrays_of
 from layerscope.store.writer import FolderSink
 from tests.store.runs import NO_SAMPLES, check_numbers, forge, keys_of, put_steps, series_at, start
 
@@ -213,7 +213,7 @@ def rich_run(tmp_path: Path) -> Path:
     for session in range(3):
         sink = FolderSink(create(folder, resume=True), compact=session == 0)
         ids = put_steps(sink, range(session * 10, session * 10 + 8), width=5)
-        sink.put(Values.one(session, ids[0], NO_SAMPLES, series_values()))
+        sink.put(TensorValues.one(session, ids[0], NO_SAMPLES, series_values()))
         sink.flush()
         put_steps(sink, range(session * 10 + 8, session * 10 + 10), width=5)
         sink.close()

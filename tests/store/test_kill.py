@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from layerscope.store.compact import compact
+from layerscope.store.compaction import compact
 from layerscope.store.folder import create
 from layerscope.store.format import TABLES
 from layerscope.store.reader import Reader

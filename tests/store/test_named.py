@@ -12,17 +12,25 @@ import pyarrow as pa
 import pytest
 
 from layerscope.errors import FormatError
-from layerscope.records import SAMPLE_STATISTICS, Link, Metric, NamedNode, Part, SampleStats, StepInfo, Values
-from layerscope.store import compact as compaction
+from layerscope.model.records import (
+    SAMPLE_STATISTICS,
+    DependencyLink,
+    Metric,
+    NamedNode,
+    SampleStats,
+    StepInfo,
+    TensorType,
+    TensorValues,
+)
+from layerscope.store import compaction, parts
 from layerscope.store import format as layout
-from layerscope.store import parts
-from layerscope.store.backlog import Backlog
-from layerscope.store.compact import compact
+from layerscope.store.compaction import compact
 from layerscope.store.files import Directory
 from layerscope.store.folder import create
 from layerscope.store.format import PartEntry
 from layerscope.store.reader import UNKNOWN_VALUES, Reader
-from layerscope.store.tensors import DTYPES, Array, arrays_of, numbers_of
+from layerscope.store.record_batches import DTYPES, Array, arrays_of, numbers_of
+from layerscope.store.write_queue import WriteQueue
 from layerscope.store.writer import FolderSink
 from tests.store.runs import NAMED, NO_SAMPLES, check_named, graph_at, put_named, series_at
 
@@ -43,7 +51,7 @@ def every_kind_of_array() -> list[Array]:
 def test_arrays_of_every_type_and_shape_come_back_as_they_were(tmp_path: Path, compacted: bool) -> None:
     sink, arrays = FolderSink(create(tmp_path / "run"), compact=compacted), every_kind_of_array()
     for place, array in enumerate(arrays):
-        sink.put(Values.one(7, sink.series_id(series_at(place)), SAMPLES if array.ndim else NO_SAMPLES, array))
+        sink.put(TensorValues.one(7, sink.series_id(series_at(place)), SAMPLES if array.ndim else NO_SAMPLES, array))
     sink.close()
     kept = Reader(tmp_path / "run").values()
     assert kept["samples"].to_pylist() == [[0, 3] if array.ndim else [] for array in arrays]
@@ -61,9 +69,9 @@ def test_values_come_back_the_same_one_by_one_and_all_together(tmp_path: Path) -
         sink = FolderSink(create(tmp_path / name))
         numbers = [sink.series_id(series_at(place)) for place in range(len(arrays))]
         if name == "together":
-            sink.put(Values(7, numbers, samples, arrays, sum(array.nbytes for array in arrays)))
+            sink.put(TensorValues(7, numbers, samples, arrays, sum(array.nbytes for array in arrays)))
         else:
-            sink.put(*(Values.one(7, *row) for row in zip(numbers, samples, arrays, strict=True)))
+            sink.put(*(TensorValues.one(7, *row) for row in zip(numbers, samples, arrays, strict=True)))
         sink.close()
         rows.append(Reader(tmp_path / name).values().to_pylist())
     assert rows[0] == rows[1]
@@ -71,7 +79,7 @@ def test_values_come_back_the_same_one_by_one_and_all_together(tmp_path: Path) -
 
 def test_values_that_are_dropped_together_are_all_counted(tmp_path: Path) -> None:
     sink = FolderSink(create(tmp_path / "run"), queue_bytes=1)
-    sink.put(Values(7, [0, 1, 2], [NO_SAMPLES] * 3, [np.zeros(9)] * 3, 216))
+    sink.put(TensorValues(7, [0, 1, 2], [NO_SAMPLES] * 3, [np.zeros(9)] * 3, 216))
     sink.close()
     assert sink.dropped["values"] == 3
 
@@ -79,9 +87,9 @@ def test_values_that_are_dropped_together_are_all_counted(tmp_path: Path) -> Non
 def test_a_value_of_a_type_that_has_no_place_is_told_and_the_others_are_kept(tmp_path: Path) -> None:
     sink = FolderSink(create(tmp_path / "run"))
     number = sink.series_id(series_at(0))
-    sink.put(Values.one(1, number, NO_SAMPLES, np.array(["text"])))
-    sink.put(Values.one(2, number, NO_SAMPLES, np.zeros(2)))
-    sink.put(Values(3, (number,) * 3, (NO_SAMPLES,) * 3, (np.ones(1), np.array(["text"]), np.arange(3)), 48))
+    sink.put(TensorValues.one(1, number, NO_SAMPLES, np.array(["text"])))
+    sink.put(TensorValues.one(2, number, NO_SAMPLES, np.zeros(2)))
+    sink.put(TensorValues(3, (number,) * 3, (NO_SAMPLES,) * 3, (np.ones(1), np.array(["text"]), np.arange(3)), 48))
     sink.close()
     reader = Reader(tmp_path / "run")
     assert reader.values()["step"].to_pylist() == [2, 3, 3]
@@ -126,8 +134,11 @@ def test_metrics_of_a_writer_that_knew_no_types_are_of_the_plain_type(
 def test_equal_dependency_graphs_have_one_number_also_after_a_resume_and_different_ones_have_not(
     tmp_path: Path,
 ) -> None:
-    nodes = (NamedNode("a", Part.INPUT, (("", (2, 3)),)), NamedNode("b", Part.LOSS, (("x", ()), ("y", (1,)))))
-    links = (Link("a", "", 1, "b", "x"),)
+    nodes = (
+        NamedNode("a", TensorType.INPUT, (("", (2, 3)),)),
+        NamedNode("b", TensorType.LOSS, (("x", ()), ("y", (1,)))),
+    )
+    links = (DependencyLink("a", "", 1, "b", "x"),)
     variants = [(nodes, links), (nodes, ()), (nodes[:1], ()), (nodes, (replace(links[0], back=0),)), ((), ())]
     found = []
     for _ in range(2):
@@ -143,7 +154,7 @@ def test_equal_dependency_graphs_have_one_number_also_after_a_resume_and_differe
 
 def test_a_network_that_is_never_twice_the_same_takes_no_memory_for_its_graphs(tmp_path: Path) -> None:
     sink = FolderSink(create(tmp_path / "run"), compact=False)
-    numbers = {sink.dependencies_id((NamedNode(f"n{k}", Part.INPUT, ()),), ()) for k in range(2500)}
+    numbers = {sink.dependencies_id((NamedNode(f"n{k}", TensorType.INPUT, ()),), ()) for k in range(2500)}
     assert len(sink._graphs) <= 1000
     sink.close()
     assert {graph.number for graph in Reader(tmp_path / "run").dependencies()} == numbers
@@ -154,14 +165,14 @@ def test_a_step_recorded_again_by_a_later_session_replaces_the_earlier_one(tmp_p
         sink = FolderSink(create(tmp_path / "run", resume=True), compact=session == 1)
         number = sink.series_id(series_at(0))
         for step in range(3 * session, 6):
-            sink.put(Values.one(step, number, NO_SAMPLES, np.array([session])))
+            sink.put(TensorValues.one(step, number, NO_SAMPLES, np.array([session])))
             sink.put(SampleStats(step, number, SAMPLES, np.full((2, 4), float(session))))
             sink.put(StepInfo(step, str(session), 1, 0, (), (), (), (), ""))
         sink.close()
     reader = Reader(tmp_path / "run")
     assert reader.values()["step"].to_pylist() == [3, 4, 5]
     sink = FolderSink(create(tmp_path / "run", resume=True))
-    sink.put(Values.one(4, 0, NO_SAMPLES, np.array([3])))
+    sink.put(TensorValues.one(4, 0, NO_SAMPLES, np.array([3])))
     sink.put(StepInfo(4, "3", 1, 0, (), (), (), (), ""))
     sink.close()
     assert [int(array[0]) for array in arrays_of(reader.values())] == [1, 3, 1]
@@ -171,7 +182,7 @@ def test_a_step_recorded_again_by_a_later_session_replaces_the_earlier_one(tmp_p
 
 def test_rows_of_a_series_that_is_not_known_are_left_out_and_counted(tmp_path: Path) -> None:
     sink = FolderSink(create(tmp_path / "run"))
-    sink.put(Values.one(1, 77, NO_SAMPLES, np.zeros(2)))
+    sink.put(TensorValues.one(1, 77, NO_SAMPLES, np.zeros(2)))
     sink.close()
     reader = Reader(tmp_path / "run")
     assert reader.values().num_rows == 0
@@ -193,10 +204,10 @@ def test_content_that_does_not_fit_its_shape_is_an_error_that_names_step_and_ser
 
 
 def test_a_step_is_written_only_after_all_that_was_kept_of_it() -> None:
-    backlog, sizes = Backlog(1 << 30), (NAMED + 1) * 40
+    backlog, sizes = WriteQueue(1 << 30), (NAMED + 1) * 40
     for step in range(3):
         for _ in range(NAMED):
-            backlog.add(Values.one(step, 0, NO_SAMPLES, np.zeros(sizes)))
+            backlog.add(TensorValues.one(step, 0, NO_SAMPLES, np.zeros(sizes)))
         backlog.add(StepInfo(step, "step", 1, 0, (), (), (), (), ""))
     written: list[tuple[int, int]] = []
     while not backlog.empty:
@@ -253,7 +264,7 @@ def test_values_take_at_most_a_tenth_more_than_their_bytes(tmp_path: Path, norma
             drawn = chance.normal(size=(5, 64)).astype(np.float32)
             array = drawn if normal else np.frombuffer(chance.bytes(drawn.nbytes), np.float32).reshape(5, 64)
             raw += array.nbytes
-            sink.put(Values.one(step, number, np.arange(5, dtype=np.int32), array))
+            sink.put(TensorValues.one(step, number, np.arange(5, dtype=np.int32), array))
     sink.close()
 
     def used() -> int:

@@ -11,17 +11,17 @@ import pyarrow as pa
 import pytest
 
 from layerscope.errors import FormatError
-from layerscope.operations import Frame, PassRecord, Role, field_of_all
-from layerscope.query.layers import name_layers
+from layerscope.graph.layers import name_layers
+from layerscope.model.trace_record import Role, StackFrame, TraceRecord, field_of_all
 from layerscope.store.files import checksum_text
 from layerscope.store.folder import create
 from layerscope.store.manifests import sealed
-from layerscope.store.passes import OPERATIONS, RECORD, StoredPass, read_head, read_outline, read_pass, write_pass
+from layerscope.store.traces import OPERATIONS, RECORD, StoredTrace, read_head, read_outline, read_pass, write_pass
 from tests.store.runs import forge
 from tests.viz import graphs
 
 
-def odd() -> PassRecord:
+def odd() -> TraceRecord:
     """A pass with everything that is rare: no FLOPs, no gradient function, odd names, a constant."""
     record = graphs.transformer(1)
     first, second, *rest = record.operations
@@ -31,12 +31,12 @@ def odd() -> PassRecord:
         flops=None,
         grad_fn=None,
         autocast="bfloat16",
-        frames=(Frame("a b.py", 3, "f"), Frame("c.py", 5, "<lambda>")),
+        frames=(StackFrame("a b.py", 3, "f"), StackFrame("c.py", 5, "<lambda>")),
         written=("buffer",),
         in_place=True,
         shape=(),
     )
-    return PassRecord(
+    return TraceRecord(
         record.model,
         (first._replace(role=Role.CONSTANT), odd, *rest),
         record.calls,
@@ -50,19 +50,19 @@ def odd() -> PassRecord:
 
 
 @pytest.fixture
-def stored(tmp_path: Path) -> StoredPass:
+def stored(tmp_path: Path) -> StoredTrace:
     code = {("a b.py", 3): (2, ("def f():", "    return 1"))}
-    return StoredPass(odd(), {0: np.ones((2, 3))}, {1: np.zeros(4, np.float32)}, code, 7)
+    return StoredTrace(odd(), {0: np.ones((2, 3))}, {1: np.zeros(4, np.float32)}, code, 7)
 
 
 @pytest.fixture
-def folder(tmp_path: Path, stored: StoredPass) -> Path:
+def folder(tmp_path: Path, stored: StoredTrace) -> Path:
     run = create(tmp_path / "run")
     run.lock.release()
     return write_pass(run.path, stored)
 
 
-def test_a_trace_is_read_back_as_it_was_written(folder: Path, stored: StoredPass) -> None:
+def test_a_trace_is_read_back_as_it_was_written(folder: Path, stored: StoredTrace) -> None:
     found = read_pass(folder)
     assert tuple(found.record.operations) == tuple(stored.record.operations)
     assert found.record.operations[1] == stored.record.operations[1]
@@ -77,7 +77,7 @@ def test_a_trace_is_read_back_as_it_was_written(folder: Path, stored: StoredPass
     assert np.array_equal(found.values[0], stored.values[0])
 
 
-def test_columns_and_names_are_those_of_the_operations(folder: Path, stored: StoredPass) -> None:
+def test_columns_and_names_are_those_of_the_operations(folder: Path, stored: StoredTrace) -> None:
     record = read_head(folder).record
     for name in stored.record.operations[0]._fields[1:]:
         if name != "parents":

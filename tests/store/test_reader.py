@@ -13,12 +13,13 @@ import pyarrow as pa
 import pytest
 
 from layerscope.errors import FormatError, SelectError
-from layerscope.records import Metric
-from layerscope.stats import buckets, spec
+from layerscope.model import summary_spec
+from layerscope.model.records import Metric
+from layerscope.stats import derived
 from layerscope.store import parts
-from layerscope.store.compact import compact
+from layerscope.store.compaction import compact
 from layerscope.store.folder import create
-from layerscope.store.parts import Lately
+from layerscope.store.parts import RowGroupCache
 from layerscope.store.reader import Reader, encoded
 from layerscope.store.writer import FolderSink
 from tests.store.runs import ROOT, bits_at, check_numbers, keys_of, moments_at, put_steps, start, summaries
@@ -57,7 +58,7 @@ def rows(table: pa.Table) -> list[tuple[int, int]]:
 
 def check_moments(table: pa.Table) -> None:
     for row in table.to_pylist():
-        found = [row[name] for name in spec.MOMENTS]
+        found = [row[name] for name in summary_spec.MOMENTS]
         assert found == expected(row["series"], row["step"]).tolist()
         assert (row["scale"], row["merged"]) == (2.0, 1)
 
@@ -65,7 +66,7 @@ def check_moments(table: pa.Table) -> None:
 def test_all_moments_come_sorted_with_aliases_resolved(run: Path) -> None:
     table = Reader(run).moments()
     assert rows(table) == [(series, step) for series in range(6) for step in range(10)]
-    assert table.column_names == ["rank", "session", "step", "series", "scale", "merged", *spec.MOMENTS]
+    assert table.column_names == ["rank", "session", "step", "series", "scale", "merged", *summary_spec.MOMENTS]
     assert table.schema.field("count").type == pa.int64()
     assert table.column("sum").null_count == 0
     check_moments(table)
@@ -74,15 +75,15 @@ def test_all_moments_come_sorted_with_aliases_resolved(run: Path) -> None:
 @pytest.mark.parametrize("series", [[0], [2], [5, 1]])
 @pytest.mark.parametrize("kept_bytes", [0, 5000, 1 << 20])
 def test_summaries_are_moments_and_bits_whatever_was_read_lately(run: Path, series: list[int], kept_bytes: int) -> None:
-    reader, plain = Reader(run, Lately(kept_bytes)), Reader(run)
+    reader, plain = Reader(run, RowGroupCache(kept_bytes)), Reader(run)
     for steps in (None, (3, 6), None):
         moments, bits = reader.summaries(series, steps)
-        assert moments.equals(plain.moments(series, steps, spec.MOMENTS).select(moments.column_names))
+        assert moments.equals(plain.moments(series, steps, summary_spec.MOMENTS).select(moments.column_names))
         assert bits.to_pylist() == plain.bits(series, steps).to_pylist()
 
 
 def test_what_was_read_lately_stays_within_its_bytes_the_oldest_going_first() -> None:
-    lately, read = Lately(3 * 800), list[int]()
+    lately, read = RowGroupCache(3 * 800), list[int]()
 
     def table(number: int) -> pa.Table:
         read.append(number)
@@ -110,7 +111,7 @@ def test_a_choice_of_series_and_steps_gives_those_rows(run: Path, series: list[i
 def test_chosen_columns_come_in_the_order_asked_for(run: Path) -> None:
     table = Reader(run).moments(series=[2], columns=["sum2", "finite"])
     assert table.column_names == ["rank", "session", "step", "series", "sum2", "finite"]
-    assert table["finite"].to_pylist() == [expected(2, step)[spec.COLUMN["finite"]] for step in range(10)]
+    assert table["finite"].to_pylist() == [expected(2, step)[summary_spec.COLUMN["finite"]] for step in range(10)]
 
 
 def test_an_unknown_column_is_named(run: Path) -> None:
@@ -121,7 +122,7 @@ def test_an_unknown_column_is_named(run: Path) -> None:
 def test_encoded_bits_are_what_the_decoder_takes(run: Path) -> None:
     table = Reader(run).bits([1, 3], (2, 4))
     m, offsets, content = encoded(table)
-    decoded = buckets.decode_bits(m, offsets, content)
+    decoded = derived.decode_bits(m, offsets, content)
     for place, (series, step) in enumerate(rows(table)):
         assert decoded.counts[decoded.row == place].tolist() == [step + 1, series + 1, 200]
 
@@ -144,7 +145,7 @@ def test_later_sessions_win_and_history_keeps_both(tmp_path: Path) -> None:
         table = reader.moments(columns=["sum"])
         assert rows(table) == [(series, step) for series in range(2) for step in range(8)]
         assert table["session"].to_pylist() == [1, 1, 1, 2, 2, 2, 2, 2] * 2
-        salted = moments_at(table["series"].to_pylist(), table["step"].to_pylist())[:, spec.COLUMN["sum"]]
+        salted = moments_at(table["series"].to_pylist(), table["step"].to_pylist())[:, summary_spec.COLUMN["sum"]]
         salted += np.where(np.array(table["session"].to_pylist()) == 2, 0.5, 0.0)
         assert table["sum"].to_pylist() == salted.tolist()
         assert reader.bits()["session"].to_pylist() == table["session"].to_pylist()

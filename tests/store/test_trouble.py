@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from layerscope.errors import LayerscopeWarning
-from layerscope.records import Values
-from layerscope.store.compact import compact
+from layerscope.model.records import TensorValues
+from layerscope.store.compaction import compact
 from layerscope.store.folder import create
 from layerscope.store.reader import Reader
 from layerscope.store.writer import FolderSink
@@ -84,7 +84,7 @@ def test_a_disk_that_stays_full_costs_a_warning_and_what_did_not_fit(tiny_disk: 
     (tiny_disk / "filler").write_bytes(bytes(1_400_000))
     with told_once("No space left on device"):
         put_until(sink, 0.05, range(150))
-        sink.put(Values.one(1, 0, NO_SAMPLES, np.zeros(100_000)))
+        sink.put(TensorValues.one(1, 0, NO_SAMPLES, np.zeros(100_000)))
     with told_once("could not be written to its end"):
         sink.close(5.0)
     assert sink.dropped["values"] == 1

@@ -9,7 +9,17 @@ from typing import Any, cast
 import pytest
 
 from layerscope.errors import LayerscopeWarning
-from layerscope.records import CallNode, Event, Graph, Metric, ModuleNode, NamedNode, Part, Series, StepInfo
+from layerscope.model.records import (
+    CallGraph,
+    CallNode,
+    Event,
+    Metric,
+    ModuleNode,
+    NamedNode,
+    Series,
+    StepInfo,
+    TensorType,
+)
 from layerscope.store.folder import create
 from layerscope.store.reader import Reader
 from layerscope.store.writer import FolderSink
@@ -33,7 +43,7 @@ def bad_records() -> dict[str, Any]:
     return {
         "metrics": Metric(3, not_plain(), 1.0, 0.0),
         "events": Event(3, "note", not_plain(), 0.0),
-        "graph": Graph((ModuleNode("bad", "Bad", 0, ""),), (call,)),
+        "graph": CallGraph((ModuleNode("bad", "Bad", 0, ""),), (call,)),
         "steps": StepInfo(3, "step", 1, 1, (not_plain(),), (), (), (), "schedule"),
     }
 
@@ -41,9 +51,9 @@ def bad_records() -> dict[str, Any]:
 @pytest.mark.parametrize("table", ["metrics", "events", "graph", "steps"])
 def test_a_record_that_cannot_be_stored_is_dropped_counted_and_named(tmp_path: Path, table: str) -> None:
     sink = FolderSink(create(tmp_path / "run"))
-    good = Graph((ModuleNode("good", "Good", 1, ""),))
+    good = CallGraph((ModuleNode("good", "Good", 1, ""),))
     put_steps(sink, range(3), width=4)
-    sink.put(good, bad_records()[table], Graph((ModuleNode("later", "Good", 1, ""),)))
+    sink.put(good, bad_records()[table], CallGraph((ModuleNode("later", "Good", 1, ""),)))
     sink.put(*(Metric(step, "loss", float(step), 0.0) for step in range(3, 9)))
     with pytest.warns(LayerscopeWarning, match=f"cannot be stored: a record of {table}.*Everything else"):
         sink.close()
@@ -96,15 +106,15 @@ def test_lone_surrogates_are_stored_as_escapes_that_keep_names_apart(tmp_path: P
     series = Series(LONE, LONE, like.kind, like.mode, like.reading, like.dtype, ())
     sink.put(summaries(0, [sink.series_id(series)]))
     sink.put(Metric(0, LONE, 1.0, 0.0), Metric(0, "a\udc81b", 2.0, 0.0), Event(0, "note", LONE, 0.0))
-    sink.put(Graph((ModuleNode(LONE, "é", 0, LONE),)))
-    number = sink.dependencies_id((NamedNode(LONE, Part.INTERMEDIATE, ()),), ())
+    sink.put(CallGraph((ModuleNode(LONE, "é", 0, LONE),)))
+    number = sink.dependencies_id((NamedNode(LONE, TensorType.INTERMEDIATE, ()),), ())
     sink.put(StepInfo(0, LONE, 1, 1, (number,), (), (LONE,), (LONE,), "schedule"))
     sink.close()
     reader = Reader(tmp_path / "run")
     assert reader.series()["site"].to_pylist() == reader.series()["port"].to_pylist() == [ESCAPED]
     assert reader.metrics()["name"].to_pylist() == [ESCAPED, "a\\udc81b"]
     assert reader.events()["text"].to_pylist() == [ESCAPED]
-    assert reader.graph() == Graph((ModuleNode(ESCAPED, "é", 0, ESCAPED),))
+    assert reader.graph() == CallGraph((ModuleNode(ESCAPED, "é", 0, ESCAPED),))
     assert [node.name for node in reader.dependencies()[0].nodes] == [ESCAPED]
     steps = reader.steps().to_pylist()[0]
     assert (steps["type"], json.loads(steps["categories"])) == (ESCAPED, [ESCAPED])

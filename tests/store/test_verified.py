@@ -18,17 +18,17 @@ import pyarrow.parquet as pq
 import pytest
 
 from layerscope.errors import FormatError, LayerscopeError, StoreError
-from layerscope.recorded import Run
-from layerscope.records import CallNode, Graph, ModuleNode
+from layerscope.model.records import CallGraph, CallNode, ModuleNode
+from layerscope.runs import Run
 from layerscope.store import sources
-from layerscope.store.compact import compact
+from layerscope.store.compaction import compact
 from layerscope.store.files import Directory, checksum_text
 from layerscope.store.folder import create
 from layerscope.store.format import TABLES
 from layerscope.store.manifests import MOST_NESTED, sealed
-from layerscope.store.passes import StoredPass, read_pass, write_pass
 from layerscope.store.reader import Reader
 from layerscope.store.segments import FRAME, Segment, framed
+from layerscope.store.traces import StoredTrace, read_pass, write_pass
 from layerscope.store.writer import FolderSink
 from tests.damage.signing import chunks, frames, sign_part, sign_segment
 from tests.store.runs import ROOT, check_numbers, forge, put_named, put_steps, start
@@ -41,7 +41,7 @@ def recorded(folder: Path, *, compacted: bool = False) -> Path:
     """Six steps in two sessions, the first in parts if asked for, one batch for each step."""
     for session in range(2):
         sink = FolderSink(create(folder, resume=True), compact=compacted and session == 0)
-        sink.put(Graph((ModuleNode("layer.0", "Linear", 3, ""),), (CallNode("layer.0", "layer.0", "", (), ()),)))
+        sink.put(CallGraph((ModuleNode("layer.0", "Linear", 3, ""),), (CallNode("layer.0", "layer.0", "", (), ()),)))
         for step in range(3 * session, 3 * session + 3):
             put_steps(sink, [step])
             put_named(sink, [step])
@@ -225,7 +225,7 @@ def test_links_and_pipes_are_neither_read_nor_waited_for(tmp_path: Path, file: s
     code = """
 import sys
 from layerscope.errors import LayerscopeError
-from layerscope.recorded import Run
+from layerscope.runs import Run
 try:
     run = Run(sys.argv[1])
     run.metrics(); run.status(); run.graph()
@@ -382,7 +382,7 @@ def test_a_flipped_bit_in_a_trace_is_told(tmp_path: Path, file: str) -> None:
     run = create(tmp_path / "run")
     run.lock.release()
     values = {0: np.arange(6.0).reshape(2, 3), 3: np.ones(4, np.float32)}
-    folder = write_pass(run.path, StoredPass(graphs.transformer(1), values, values))
+    folder = write_pass(run.path, StoredTrace(graphs.transformer(1), values, values))
     sound, chance = read_pass(folder), random.Random(file)
     assert np.array_equal(sound.values[0], values[0])
     content = (folder / file).read_bytes()

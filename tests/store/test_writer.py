@@ -15,12 +15,12 @@ import numpy as np
 import pytest
 
 from layerscope.errors import LayerscopeWarning
-from layerscope.records import Event, Graph, Metric, ModuleNode, Values
+from layerscope.model.records import CallGraph, Event, Metric, ModuleNode, TensorValues
 from layerscope.store import segments
-from layerscope.store.backlog import DROPPED_FIRST, Backlog, size_of
 from layerscope.store.folder import create
 from layerscope.store.format import TABLES
 from layerscope.store.reader import Reader
+from layerscope.store.write_queue import DROPPED_FIRST, WriteQueue, size_of
 from layerscope.store.writer import FolderSink
 from tests.store.runs import (
     NO_SAMPLES,
@@ -36,22 +36,22 @@ from tests.store.runs import (
 NONE: dict[str, list[int]] = {queue: [] for queue in DROPPED_FIRST}
 
 
-def value(step: int, kib: int = 1) -> Values:
-    return Values.one(step, 0, NO_SAMPLES, np.zeros(kib * 128))
+def value(step: int, kib: int = 1) -> TensorValues:
+    return TensorValues.one(step, 0, NO_SAMPLES, np.zeros(kib * 128))
 
 
 def test_what_was_put_is_read_back_after_a_flush(tmp_path: Path) -> None:
     sink = FolderSink(create(tmp_path / "run"))
     put_steps(sink, range(5))
     sink.put(Event(3, "note", "a note <b>", 4.0))
-    sink.put(Graph((ModuleNode("", "Net", 12, "detail"), ModuleNode("a", "Linear", 3, ""))))
+    sink.put(CallGraph((ModuleNode("", "Net", 12, "detail"), ModuleNode("a", "Linear", 3, ""))))
     assert sink.flush()
     reader = Reader(tmp_path / "run")
     assert len(check_numbers(reader)) == 15
     assert reader.events().to_pylist() == [
         {"rank": 0, "session": 1, "step": 3, "level": "note", "text": "a note <b>", "time_s": 4.0}
     ]
-    assert reader.graph() == Graph((ModuleNode("", "Net", 12, "detail"), ModuleNode("a", "Linear", 3, "")))
+    assert reader.graph() == CallGraph((ModuleNode("", "Net", 12, "detail"), ModuleNode("a", "Linear", 3, "")))
     sink.close()
 
 
@@ -97,7 +97,7 @@ def test_segments_roll_by_age(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert len(list((tmp_path / "run/segments/metrics").iterdir())) == 3
 
 
-def steps_waiting(backlog: Backlog) -> dict[str, list[int]]:
+def steps_waiting(backlog: WriteQueue) -> dict[str, list[int]]:
     """The steps that wait in each queue that may be dropped."""
     load = backlog.take(10**9)
     waiting = {queue: [getattr(item, "step", -1) for item in load.items[queue]] for queue in DROPPED_FIRST}
@@ -109,11 +109,11 @@ def test_the_backlog_drops_values_then_bits_then_extras_then_moments_and_never_m
     step, metric, own, cost = summaries(0, range(50)), Metric(0, "loss", 1.0, 0.0), extras(0, [1, 2]), cost_at(0)
     moments, bits = size_of("moments", step), size_of("bits", step)
     small = size_of("metrics", metric) + size_of("costs", cost) + size_of("extras", own)
-    backlog = Backlog(small + 3 * moments + 2 * bits - 1)
+    backlog = WriteQueue(small + 3 * moments + 2 * bits - 1)
     backlog.add(metric)
     backlog.add(cost)
     backlog.add(own)
-    backlog.add(Values.one(0, 0, NO_SAMPLES, np.zeros(moments // 8 - 25)))
+    backlog.add(TensorValues.one(0, 0, NO_SAMPLES, np.zeros(moments // 8 - 25)))
     backlog.add(summaries(1, range(50)))
     assert steps_waiting(backlog) == {**NONE, "values": [0], "bits": [1], "extras": [0], "moments": [1]}
     backlog.add(summaries(2, range(50)))
@@ -128,11 +128,11 @@ def test_the_backlog_drops_values_then_bits_then_extras_then_moments_and_never_m
 
 
 def test_the_oldest_of_a_table_is_dropped_first() -> None:
-    backlog = Backlog(2 * size_of("values", value(0)))
+    backlog = WriteQueue(2 * size_of("values", value(0)))
     for step in range(5):
         backlog.add(value(step))
     kept = backlog.take(10**9)
-    assert [item.step for item in kept.items["values"] if isinstance(item, Values)] == [3, 4]
+    assert [item.step for item in kept.items["values"] if isinstance(item, TensorValues)] == [3, 4]
     assert (kept.dropped["values"].first_step, kept.dropped["values"].last_step) == (0, 2)
 
 
@@ -229,7 +229,7 @@ def test_close_waits_for_what_is_queued(tmp_path: Path) -> None:
 def test_a_program_that_ends_without_closing_leaves_everything_it_recorded(tmp_path: Path) -> None:
     script = f"""
 import time
-from layerscope.records import Metric
+from layerscope.model.records import Metric
 from layerscope.store.folder import create
 from layerscope.store.writer import FolderSink
 sink = FolderSink(create({str(tmp_path / "run")!r}))
@@ -244,7 +244,7 @@ for step in range(1000):
 
 
 def test_drops_before_and_after_a_failed_write_are_counted_together() -> None:
-    backlog = Backlog(0)
+    backlog = WriteQueue(0)
     backlog.add(summaries(1, [0]))
     load = backlog.take(1 << 20)
     assert load.dropped["bits"].rows

@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from layerscope.capture.torch.tensors import tensors_in
-from layerscope.capture.torch.trace.compare import same
+from layerscope.capture.torch.tensor_tree import tensors_in
+from layerscope.capture.torch.trace.bit_equality import same
 from layerscope.capture.torch.trace.describe import describe
-from layerscope.capture.torch.trace.graph import Keep
+from layerscope.capture.torch.trace.op_graph import Keep
 from layerscope.capture.torch.trace.tracer import Tracer
-from layerscope.operations import PassRecord
+from layerscope.model.trace_record import TraceRecord
 from tests.trace.zoo import Case
 
 
@@ -24,7 +24,7 @@ class Traced:
     """One traced call."""
 
     tracer: Tracer
-    record: PassRecord
+    record: TraceRecord
     output: Any
 
 
@@ -62,7 +62,7 @@ def grad_mode(grad: bool) -> AbstractContextManager[Any]:
     return nullcontext() if grad else torch.no_grad()
 
 
-def ancestors(record: PassRecord, index: int) -> set[int]:
+def ancestors(record: TraceRecord, index: int) -> set[int]:
     """Every operation that one was computed from."""
     found: set[int] = set()
     left = [index]

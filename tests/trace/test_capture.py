@@ -10,10 +10,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from layerscope.capture.torch.trace.compare import same
+from layerscope.capture.torch.trace.bit_equality import same
 from layerscope.capture.torch.trace.describe import describe
 from layerscope.capture.torch.trace.tracer import Tracer
-from layerscope.operations import PassRecord, Role
+from layerscope.model.trace_record import Role, TraceRecord
 from tests.trace.examine import Traced, trace
 from tests.trace.zoo import Calls, Case, numbers
 
@@ -24,7 +24,7 @@ def names(traced: Traced) -> list[str]:
     return [operation.function for operation in traced.record.operations]
 
 
-def edges(record: PassRecord) -> list[tuple[str, list[int]]]:
+def edges(record: TraceRecord) -> list[tuple[str, list[int]]]:
     return [(op.function, [parent.operation for parent in op.parents]) for op in record.operations]
 
 

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from layerscope.capture.torch.trace.describe import describe
 from layerscope.capture.torch.trace.tracer import Tracer
-from layerscope.operations import PassRecord
-from layerscope.query.layers import name_layers
+from layerscope.graph.layers import name_layers
+from layerscope.model.trace_record import TraceRecord
 
 pytestmark = pytest.mark.feature("L2")
 
@@ -41,7 +41,7 @@ def unrolled(x: Tensor) -> Tensor:
     return x.sin() + 1.0
 
 
-def traced(target: Callable[[Tensor], Tensor]) -> tuple[Tracer, PassRecord]:
+def traced(target: Callable[[Tensor], Tensor]) -> tuple[Tracer, TraceRecord]:
     torch.manual_seed(0)
     with Tracer(target if isinstance(target, nn.Module) else None, keep=True) as tracer:
         target(torch.randn(3, 4))

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import layerscope as ls
-from layerscope.capture.torch.trace.edit import Running
+from layerscope.capture.torch.trace.edits import RunningOp
 from layerscope.errors import SelectError, StateError
 from tests.trace.zoo import numbers
 
@@ -46,9 +46,9 @@ def test_every_result_of_a_function_is_replaced_and_the_pass_goes_on_with_it(mod
 
 
 def test_a_module_path_a_glob_and_a_rule_choose_where(model: Net) -> None:
-    seen: list[Running] = []
+    seen: list[RunningOp] = []
 
-    def second_linear(running: Running) -> bool:
+    def second_linear(running: RunningOp) -> bool:
         seen.append(running)
         return "features.2.weight" in running.parameters
 

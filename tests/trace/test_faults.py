@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from layerscope.capture.torch.trace.describe import describe
-from layerscope.capture.torch.trace.replay import Report, validate
-from layerscope.operations import Operation, Parent, PassRecord
+from layerscope.capture.torch.trace.validate import ValidationReport, validate
+from layerscope.model.trace_record import Operation, Parent, TraceRecord
 from tests.trace.examine import Traced, trace
 from tests.trace.zoo import Calls, Case, numbers
 
@@ -37,11 +37,11 @@ def index_of(traced: Traced, function: str) -> int:
     return next(operation.index for operation in traced.record.operations if operation.function == function)
 
 
-def again(traced: Traced) -> Report:
+def again(traced: Traced) -> ValidationReport:
     return validate(traced.tracer, describe(traced.tracer, "case", None, None))
 
 
-def with_operation(record: PassRecord, index: int, change: Callable[[Operation], Operation]) -> PassRecord:
+def with_operation(record: TraceRecord, index: int, change: Callable[[Operation], Operation]) -> TraceRecord:
     operations = list(record.operations)
     operations[index] = change(operations[index])
     return replace(record, operations=tuple(operations))

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 
-from layerscope.capture.torch.trace.replay import validate
 from layerscope.capture.torch.trace.tracer import Tracer
+from layerscope.capture.torch.trace.validate import validate
 from tests.trace.examine import trace
 from tests.trace.zoo import Calls, Case, numbers
 

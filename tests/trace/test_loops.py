@@ -18,9 +18,8 @@ import tests.trace.zoo_layers
 import tests.trace.zoo_models
 import tests.trace.zoo_vision
 import tests.trace.zoo_writes  # noqa: F401
-from layerscope.capture.torch.tensors import tensors_in
-from layerscope.query.layers import name_layers
-from layerscope.query.loops import Flow, flow
+from layerscope.capture.torch.tensor_tree import tensors_in
+from layerscope.graph.layers import Recurrence, flow, name_layers
 from tests.trace.examine import trace
 from tests.trace.zoo import ZOO, Calls, Case
 
@@ -90,7 +89,9 @@ def test_the_flow_of_a_model_of_the_zoo_is_what_it_is_known_to_be(name: str) -> 
     case = evaluated(name)
     record = trace(case, gradients=False).record
     naming = name_layers(record)
-    expected = Flow.RECURRENT if name in RECURRENT else Flow.LOOP if name in LOOPS else Flow.FEEDFORWARD
+    expected = (
+        Recurrence.RECURRENT if name in RECURRENT else Recurrence.LOOP if name in LOOPS else Recurrence.FEEDFORWARD
+    )
     assert flow(record.operations, naming.layer, naming.members) is expected
     repeated = [each for each in naming.members if len(each) > 1 and record.operations[each[0]].parameters]
     if repeated and isinstance(case.call, nn.Module):

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from layerscope.capture.torch.trace.describe import describe
-from layerscope.capture.torch.trace.replay import validate
-from layerscope.capture.torch.trace.rerun import Edits, rerun
+from layerscope.capture.torch.trace.edits import Edits, rerun
 from layerscope.capture.torch.trace.tracer import Tracer
+from layerscope.capture.torch.trace.validate import validate
 from layerscope.errors import SelectError, StateError
 from tests.trace.examine import Traced, trace
 from tests.trace.zoo import Calls, Case, numbers

@@ -11,7 +11,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import layerscope as ls
-from layerscope.capture.torch.trace.replay import Report
+from layerscope.capture.torch.trace.validate import ValidationReport
 
 pytestmark = [pytest.mark.feature("L9"), pytest.mark.feature("L11")]
 
@@ -37,9 +37,9 @@ def of_fakes_in_a_real_model() -> ls.Trace:
         return ls.trace(model, torch.randn(2, 3, 8, 8))
 
 
-def proven(trace: ls.Trace) -> Report:
+def proven(trace: ls.Trace) -> ValidationReport:
     report = trace.validate()
-    assert isinstance(report, Report)
+    assert isinstance(report, ValidationReport)
     return report
 
 

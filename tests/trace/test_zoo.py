@@ -18,9 +18,9 @@ import tests.trace.zoo_models
 import tests.trace.zoo_vision
 import tests.trace.zoo_writes  # noqa: F401
 from layerscope.capture.torch.trace.gaps import Repeat
-from layerscope.capture.torch.trace.replay import validate
-from layerscope.operations import PassRecord, Role
-from layerscope.passes import called
+from layerscope.capture.torch.trace.validate import validate
+from layerscope.model.trace_record import Role, TraceRecord
+from layerscope.torch_traces import called
 from tests.trace.examine import ancestors, grad_mode, plain, same_everywhere, tensors, trace
 from tests.trace.zoo import ZOO, Case
 
@@ -90,7 +90,7 @@ def buffers_of(case: Case) -> list[Any]:
     return [buffer.clone() for buffer in case.call.buffers()] if isinstance(case.call, nn.Module) else []
 
 
-def check_graph(record: PassRecord, case: Case, *, outputs: int) -> None:
+def check_graph(record: TraceRecord, case: Case, *, outputs: int) -> None:
     """Every output is marked and comes from an input; nothing comes from nowhere."""
     found = [operation for operation in record.operations if operation.role is Role.OUTPUT]
     assert len(found) == outputs

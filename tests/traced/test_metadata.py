@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import layerscope as ls
-from layerscope.traced import Op
+from layerscope.traces import Op
 
 pytestmark = pytest.mark.feature("L5")
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import layerscope as ls
-from layerscope.query.lookup import Selector
-from layerscope.traced import Layer, Op
+from layerscope.query.trace_lookup import Selector
+from layerscope.traces import Layer, Op
 from tests.traced import models
 from tests.traced.models import AlexNet, SimpleRecurrent
 

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 import layerscope as ls
 from layerscope.errors import SelectError, StateError
-from layerscope.operations import Operation
-from layerscope.traced import Op
+from layerscope.model.trace_record import Operation
+from layerscope.traces import Op
 from tests.traced.models import Residual, SimpleRecurrent
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import combinations, pairwise
 
-from layerscope.viz.graph import EdgeStyle, GraphView, GroupView, NodeView
+from layerscope.views.draw.picture import EdgeStyle, GraphView, GroupView, NodeView
 
 Box = NodeView | GroupView
 

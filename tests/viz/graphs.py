@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from layerscope.operations import ModuleCallRecord, Operation, ParameterRecord, Parent, PassRecord, Role
-from layerscope.query.layers import Naming, name_layers
+from layerscope.graph.layers import Naming, name_layers
+from layerscope.model.trace_record import ModuleCallRecord, Operation, ParameterRecord, Parent, Role, TraceRecord
 
 
 class Pass:
@@ -92,13 +92,13 @@ class Pass:
     def output(self, parent: int) -> int:
         return self.op("output", parent, role=Role.OUTPUT)
 
-    def record(self) -> PassRecord:
+    def record(self) -> TraceRecord:
         calls = tuple(
             ModuleCallRecord(path, number, parent, class_name, True, (), (), (), 0.0)
             for path, number, parent, class_name in self._calls
         )
         modules = {path: class_name for path, _, _, class_name in self._calls}
-        return PassRecord(
+        return TraceRecord(
             self._model,
             tuple(self._operations),
             calls,
@@ -109,11 +109,11 @@ class Pass:
         )
 
 
-def named(record: PassRecord) -> Naming:
+def named(record: TraceRecord) -> Naming:
     return name_layers(record)
 
 
-def chain(length: int) -> PassRecord:
+def chain(length: int) -> TraceRecord:
     """Operations of one function one after another, without modules."""
     net = Pass("Chain")
     x = net.input()
@@ -123,7 +123,7 @@ def chain(length: int) -> PassRecord:
     return net.record()
 
 
-def residual(blocks: int) -> PassRecord:
+def residual(blocks: int) -> TraceRecord:
     """Blocks of two layers with a skip around each."""
     net = Pass("ResNet", (1, 64, 56, 56))
     x = net.layer("stem", "conv2d", net.input())
@@ -139,7 +139,7 @@ def residual(blocks: int) -> PassRecord:
     return net.record()
 
 
-def two_inputs() -> PassRecord:
+def two_inputs() -> TraceRecord:
     """A module with two inputs far apart."""
     net = Pass("Joint")
     a, b = net.input(), net.input()
@@ -150,7 +150,7 @@ def two_inputs() -> PassRecord:
     return net.record()
 
 
-def flat_residual(blocks: int) -> PassRecord:
+def flat_residual(blocks: int) -> TraceRecord:
     """The same skips with no module around them."""
     net = Pass("Flat")
     x = net.input()
@@ -160,7 +160,7 @@ def flat_residual(blocks: int) -> PassRecord:
     return net.record()
 
 
-def unet(depth: int) -> PassRecord:
+def unet(depth: int) -> TraceRecord:
     """Down, across and up again, with a skip from each level."""
     net = Pass("UNet", (1, 32, 128, 128))
     x, skips = net.input(), []
@@ -183,7 +183,7 @@ def _double(net: Pass, path: str, x: int) -> int:
     return x
 
 
-def loop(steps: int) -> PassRecord:
+def loop(steps: int) -> TraceRecord:
     """A recurrent model: one linear layer applied again and again, as in `for r in range(4): x = fc(x) + 1`."""
     net = Pass("SimpleRecurrent", (6, 5))
     x = net.input()
@@ -195,7 +195,7 @@ def loop(steps: int) -> PassRecord:
     return net.record()
 
 
-def lstm(steps: int) -> PassRecord:
+def lstm(steps: int) -> TraceRecord:
     """A cell with two states called in a loop, its outputs stacked at the end."""
     net = Pass("Recurrent", (4, 32))
     sequence, h, c = net.input(), net.constant(), net.constant()
@@ -212,7 +212,7 @@ def lstm(steps: int) -> PassRecord:
     return net.record()
 
 
-def transformer(blocks: int) -> PassRecord:
+def transformer(blocks: int) -> TraceRecord:
     """A decoder as in GPT-2: about 45 operations in each of its equal blocks, one mask used by all of them."""
     net = Pass("GPT2LMHeadModel", (2, 64, 768))
     tokens, positions = net.input(), net.input()
@@ -265,7 +265,7 @@ def _attention(net: Pass, path: str, x: int, mask: int) -> int:
         return _single(net, f"{path}.resid_dropout", "dropout", x)
 
 
-def swin() -> PassRecord:
+def swin() -> TraceRecord:
     """About 2,100 operations in stages of blocks, nested four deep."""
     net = Pass("Swinv2Model", (1, 64, 64, 128))
     x = net.layer("embeddings", "conv2d", net.input())
@@ -284,7 +284,7 @@ def swin() -> PassRecord:
     return net.record()
 
 
-def skips_across(count: int) -> PassRecord:
+def skips_across(count: int) -> TraceRecord:
     """A chain in which every operation also feeds the very last one, as in a dense block."""
     net = Pass("Dense")
     x = net.input()

@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
-from layerscope.records import Dependencies, Link, NamedNode, Part
+from layerscope.model.records import Dependencies, DependencyLink, NamedNode, TensorType
 
 BATCH, WIDE = 16, 5
 KEPT = (0, 1, 2)
 
 
-def node(name: str, part: Part, *roles: tuple[str, tuple[int, ...]]) -> NamedNode:
+def node(name: str, part: TensorType, *roles: tuple[str, tuple[int, ...]]) -> NamedNode:
     return NamedNode(name, part, roles or (("", (BATCH, WIDE)),))
 
 
-def link(source: str, target: str, back: int = 0, source_role: str = "", target_role: str = "") -> Link:
-    return Link(source, source_role, back, target, target_role)
+def link(source: str, target: str, back: int = 0, source_role: str = "", target_role: str = "") -> DependencyLink:
+    return DependencyLink(source, source_role, back, target, target_role)
 
 
-INITIAL = Dependencies(0, (node("memory", Part.INTERMEDIATE, ("", (BATCH, 8))),), ())
+INITIAL = Dependencies(0, (node("memory", TensorType.INTERMEDIATE, ("", (BATCH, 8))),), ())
 INNER = (
-    node("input", Part.INPUT),
-    node("partial_sums", Part.INTERMEDIATE, ("sum", (BATCH, WIDE)), ("last", (BATCH, WIDE))),
-    node("pre", Part.PARAMETER, ("0.weight", (8, WIDE)), ("0.bias", (8,))),
-    node("pre_out", Part.INTERMEDIATE, ("", (BATCH, 8))),
-    node("memory", Part.INTERMEDIATE, ("", (BATCH, 8))),
+    node("input", TensorType.INPUT),
+    node("partial_sums", TensorType.INTERMEDIATE, ("sum", (BATCH, WIDE)), ("last", (BATCH, WIDE))),
+    node("pre", TensorType.PARAMETER, ("0.weight", (8, WIDE)), ("0.bias", (8,))),
+    node("pre_out", TensorType.INTERMEDIATE, ("", (BATCH, 8))),
+    node("memory", TensorType.INTERMEDIATE, ("", (BATCH, 8))),
 )
 INNER_LINKS = (
     link("input", "pre_out"),
@@ -35,6 +35,11 @@ INNER_LINKS = (
 FIRST = Dependencies(1, INNER, INNER_LINKS)
 LAST = Dependencies(
     2,
-    (*INNER, node("output", Part.INTERMEDIATE), node("target", Part.TARGET), node("loss", Part.LOSS, ("", ()))),
+    (
+        *INNER,
+        node("output", TensorType.INTERMEDIATE),
+        node("target", TensorType.TARGET),
+        node("loss", TensorType.LOSS, ("", ())),
+    ),
     (*INNER_LINKS, link("memory", "output"), link("output", "loss"), link("target", "loss")),
 )

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from layerscope.viz.axis import AxisKind
-from layerscope.viz.compare import Held, histograms_view, over_time_view
-from layerscope.viz.screen import Screen
+from layerscope.views.compare import RunHistory, histograms_view, over_time_view
+from layerscope.views.scalar import Screen
+from layerscope.views.scales import AxisKind
 from tests.viz.histories import history_of
 
 
@@ -16,7 +16,9 @@ def test_histograms_of_all_runs_count_all_elements_on_one_axis(axis: AxisKind) -
     rng = np.random.default_rng(0)
     narrow = history_of({0: rng.normal(0, 1, 400), 5: rng.normal(0, 1, 400)})
     wide = history_of({4: np.concatenate((rng.normal(0, 9, 300), np.zeros(7), [np.nan]))})
-    view = histograms_view([Held("a", narrow), Held("b", wide), Held("c", None, "it lacks it")], 4, axis, 64)
+    view = histograms_view(
+        [RunHistory("a", narrow), RunHistory("b", wide), RunHistory("c", None, "it lacks it")], 4, axis, 64
+    )
     first, second, third = view.runs
     assert (first.step, second.step, third.step) == (0, 4, None)
     assert third.lacking == "it lacks it"
@@ -28,17 +30,17 @@ def test_histograms_of_all_runs_count_all_elements_on_one_axis(axis: AxisKind) -
 
 
 def test_without_a_step_the_last_one_is_shown() -> None:
-    view = histograms_view([Held("a", history_of({0: np.ones(3), 9: np.ones(4)}))], None, AxisKind.LINEAR, 16)
+    view = histograms_view([RunHistory("a", history_of({0: np.ones(3), 9: np.ones(4)}))], None, AxisKind.LINEAR, 16)
     assert view.runs[0].step == 9
     assert view.runs[0].numbers[0] == 4
 
 
 def test_runs_without_the_tensor_still_have_an_axis() -> None:
-    view = histograms_view([Held("a", None, "gone"), Held("b", None, "gone")], 3, AxisKind.LINEAR, 16)
+    view = histograms_view([RunHistory("a", None, "gone"), RunHistory("b", None, "gone")], 3, AxisKind.LINEAR, 16)
     assert [run.lacking for run in view.runs] == ["gone", "gone"]
     assert len(view.edges) > 1
     for axis in AxisKind:
-        over_time = over_time_view([Held("a", None, "gone"), Held("b", None, "gone")], axis, Screen())
+        over_time = over_time_view([RunHistory("a", None, "gone"), RunHistory("b", None, "gone")], axis, Screen())
         assert [(run.view, run.lacking) for run in over_time.runs] == [(None, "gone"), (None, "gone")]
 
 
@@ -46,7 +48,9 @@ def test_runs_without_the_tensor_still_have_an_axis() -> None:
 def test_a_color_means_the_same_in_the_pictures_of_all_runs(axis: AxisKind) -> None:
     rng = np.random.default_rng(0)
     large, small = (history_of({step: rng.normal(0, 1, size) for step in range(3)}) for size in (50_000, 400))
-    view = over_time_view([Held("large", large), Held("small", small), Held("none", None, "gone")], axis, Screen())
+    view = over_time_view(
+        [RunHistory("large", large), RunHistory("small", small), RunHistory("none", None, "gone")], axis, Screen()
+    )
     first, second = (run.view for run in view.runs[:2])
     assert first is not None
     assert second is not None

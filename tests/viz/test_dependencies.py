@@ -6,11 +6,11 @@ from itertools import combinations, pairwise
 
 import numpy as np
 
-from layerscope.records import Dependencies, Part
-from layerscope.viz.dependencies import DependencyView, Places, dependency_view
+from layerscope.model.records import Dependencies, TensorType
+from layerscope.views.dependencies import DependencyView, NodePositions, dependency_view
 from tests.viz.naming import FIRST, INITIAL, LAST, link, node
 
-PLACES = Places((INITIAL, FIRST, LAST))
+PLACES = NodePositions((INITIAL, FIRST, LAST))
 
 
 def box(view: DependencyView, name: str, back: int = 0) -> tuple[float, ...]:
@@ -90,25 +90,25 @@ def test_a_node_that_the_iteration_lacks_keeps_its_place() -> None:
 
 
 def test_runs_that_link_two_names_in_opposite_ways_are_laid_out_all_the_same() -> None:
-    nodes = (node("a", Part.INTERMEDIATE), node("b", Part.INTERMEDIATE))
+    nodes = (node("a", TensorType.INTERMEDIATE), node("b", TensorType.INTERMEDIATE))
     there, back = Dependencies(1, nodes, (link("a", "b"),)), Dependencies(2, nodes, (link("b", "a"), link("b", "b")))
-    places = Places((there, back))
+    places = NodePositions((there, back))
     assert links(dependency_view(there, places, "a", "")) == {("a", "b"): False}
     assert links(dependency_view(back, places, "a", "")) == {("b", "a"): False}
 
 
 def test_hundreds_of_nodes_are_placed_and_long_names_are_cut() -> None:
     names = [f"layer_{at}_{'x' * 60}" for at in range(300)]
-    nodes = tuple(node(name, Part.INTERMEDIATE) for name in names)
+    nodes = tuple(node(name, TensorType.INTERMEDIATE) for name in names)
     graph = Dependencies(1, nodes, tuple(link(a, b) for a, b in pairwise(names)))
-    view = dependency_view(graph, Places((graph,)), names[0], "")
+    view = dependency_view(graph, NodePositions((graph,)), names[0], "")
     assert len(view.names) == 300
     assert all("…" in label for label in view.labels)
     assert view.boxes.reshape(-1, 4)[:, 2].max() <= 250
 
 
 def test_narrow_boxes_hold_whole_names_in_two_lines_and_take_less_room() -> None:
-    narrow = Places((INITIAL, FIRST, LAST), narrow=True)
+    narrow = NodePositions((INITIAL, FIRST, LAST), narrow=True)
     view = dependency_view(LAST, narrow, "loss", "")
     assert [a + b for a, b in zip(view.labels, view.seconds, strict=True)] == list(view.names)
     assert view.details == dependency_view(LAST, PLACES, "loss", "").details

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from layerscope.model.records import Floats
 from layerscope.query.matrix import INF, MISSING, NAN, VALUE, Matrix, Question
-from layerscope.records import Floats
-from layerscope.viz import heatmap
-from layerscope.viz.heatmap import HeatMapView, difference_view, heat_map_view
-from layerscope.viz.screen import Screen
+from layerscope.views import heatmap
+from layerscope.views.heatmap import HeatMapView, difference_view, heat_map_view
+from layerscope.views.scalar import Screen
 
 SITES = ("embed", "h.0.attn", "h.0.mlp", "h.1.attn", "head")
 

@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from layerscope.records import Floats
-from layerscope.viz.axis import AxisKind
-from layerscope.viz.histogram import SHARES, histogram_view
-from layerscope.viz.screen import Screen
+from layerscope.model.records import Floats
+from layerscope.views.histogram import SHARES, histogram_view
+from layerscope.views.scalar import Screen
+from layerscope.views.scales import AxisKind
 from tests.viz.histories import history_of
 
 AXES = list(AxisKind)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from layerscope.errors import MissingError
-from layerscope.viz.html import OneFile, key_of, one_file, packed
+from layerscope.server.one_file import OneFile, key_of, one_file, packed
 
 INDEX = """<!doctype html>
 <html>

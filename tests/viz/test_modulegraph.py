@@ -8,16 +8,16 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-from layerscope.query.callparts import CallParts, PartRole
+from layerscope.graph.module_nodes import ModuleBoxes, ModuleBoxRole
+from layerscope.model.records import CallEdge, CallGraph, CallNode, ModuleNode
 from layerscope.query.matrix import MISSING, NAN, VALUE, Matrix, Question
-from layerscope.records import CallNode, Edge, Graph, ModuleNode
-from layerscope.viz.modulegraph import NO_CALLS, ModuleGraph, PartNumbers
-from layerscope.viz.nestedgraph import NOTHING, GroupOrder
+from layerscope.views.module_graph import NO_CALLS, ModuleGraph, PartNumbers
+from layerscope.views.nested_graph import NOTHING, GroupOrder
 from tests.golden import nested, placing
 from tests.server.graphs import PORT_IN, PORT_OUT, blocks_graph
 
 
-def flat(edges: str, names: str = "abcdef", classes: str = "") -> Graph:
+def flat(edges: str, names: str = "abcdef", classes: str = "") -> CallGraph:
     """A model whose calls are letters; `in>a a>out` are its edges, `a>b@1` one to where they meet in 1."""
     modules = [ModuleNode("(model)", "Net", 0, "")]
     modules += [ModuleNode(name, kind, 1, "") for name, kind in zip(names, classes or names.upper(), strict=True)]
@@ -29,14 +29,14 @@ def flat(edges: str, names: str = "abcdef", classes: str = "") -> Graph:
         target, _, join = target.partition("@")
         start = ("(model)", "input.0") if source == "in" else (source, "output.0")
         end = ("(model)", "output.0") if target == "out" else (target, "input.0")
-        found.append(Edge(*start, *end, join))
-    return Graph(tuple(modules), tuple(calls), tuple(found))
+        found.append(CallEdge(*start, *end, join))
+    return CallGraph(tuple(modules), tuple(calls), tuple(found))
 
 
-def arrows(graph: Graph) -> set[str]:
+def arrows(graph: CallGraph) -> set[str]:
     """What is drawn inside the model: names of parts, `+` and a number for a merge."""
-    parts = CallParts(graph)
-    merges = [part.index for part in parts.parts if part.role is PartRole.MERGE]
+    parts = ModuleBoxes(graph)
+    merges = [part.index for part in parts.parts if part.role is ModuleBoxRole.MERGE]
 
     def name(part: int | None, outside: str) -> str:
         if part is None:
@@ -74,16 +74,16 @@ def test_two_merges_of_the_same_calls_stay_two() -> None:
 def test_a_name_with_the_mark_of_calls_is_still_a_module(site: str) -> None:
     path = {"a#2": "a", "a#b#2": "a#b"}.get(site, site)
     calls = CallNode("(model)", "(model)", "", PORT_IN, PORT_OUT), CallNode(site, path, "(model)", PORT_IN, PORT_OUT)
-    graph = Graph((ModuleNode("(model)", "Net", 0, ""), ModuleNode(path, "Linear", 1, "")), calls, ())
+    graph = CallGraph((ModuleNode("(model)", "Net", 0, ""), ModuleNode(path, "Linear", 1, "")), calls, ())
     view = ModuleGraph(graph).view
     assert dict(zip(view.sites, view.roles, strict=True))[site] == "call"
     assert dict(zip(view.sites, view.details, strict=True))[site] == "Linear · 8×16"
 
 
-def folded(graph: Graph) -> list[tuple[int, int]]:
+def folded(graph: CallGraph) -> list[tuple[int, int]]:
     """How many children each repeat has, and after how many it begins again."""
-    parts = CallParts(graph)
-    return [(len(part.children), part.period) for part in parts.parts if part.role is PartRole.REPEAT]
+    parts = ModuleBoxes(graph)
+    return [(len(part.children), part.period) for part in parts.parts if part.role is ModuleBoxRole.REPEAT]
 
 
 def test_blocks_built_alike_are_folded_and_small_modules_only_when_they_are_many() -> None:
@@ -146,9 +146,9 @@ def test_a_huge_group_is_cut_into_sections_and_only_what_is_open_is_ordered_at_f
     names = [f"m{at}" for at in range(2000)]
     calls = [CallNode("(model)", "(model)", "", PORT_IN, PORT_OUT)]
     calls += [CallNode(name, name, "(model)", PORT_IN, PORT_OUT) for name in names]
-    edges = [Edge(a, "output.0", b, "input.0") for a, b in pairwise(names)]
+    edges = [CallEdge(a, "output.0", b, "input.0") for a, b in pairwise(names)]
     modules = [ModuleNode(name, f"C{at}", 0, "") for at, name in enumerate(names)]
-    graph = ModuleGraph(Graph((ModuleNode("(model)", "Net", 0, ""), *modules), tuple(calls), tuple(edges)))
+    graph = ModuleGraph(CallGraph((ModuleNode("(model)", "Net", 0, ""), *modules), tuple(calls), tuple(edges)))
     view = graph.view
     sections = [at for at, role in enumerate(view.roles) if role == "section"]
     assert len(sections) == 20

@@ -9,13 +9,13 @@ import torch
 from torch import nn
 
 import layerscope as ls
-from layerscope.operations import PassRecord
-from layerscope.query.blocks import Nesting
-from layerscope.query.collapse import Hop, Hops, drawable
-from layerscope.query.layers import name_layers
-from layerscope.viz import passgraph
-from layerscope.viz.pass_page import PassPicture
-from layerscope.viz.passgraph import PassGraph
+from layerscope.graph.collapse import Hop, Hops, drawable
+from layerscope.graph.layers import name_layers
+from layerscope.graph.op_blocks import Nesting
+from layerscope.model.trace_record import TraceRecord
+from layerscope.views import trace_graph
+from layerscope.views.trace_graph import PassGraph
+from layerscope.views.trace_page import PassPicture
 from tests.viz import graphs
 from tests.viz.graphs import Pass
 
@@ -36,7 +36,7 @@ def looped() -> Pass:
     return made
 
 
-def nested(record: PassRecord, *, rolled: bool = True) -> Nesting:
+def nested(record: TraceRecord, *, rolled: bool = True) -> Nesting:
     return Nesting(record, name_layers(record), rolled=rolled)
 
 
@@ -130,8 +130,8 @@ def test_a_module_tells_its_costs_and_the_operation_of_its_output() -> None:
 
 def test_a_large_graph_is_sent_as_modules_and_its_operations_with_their_groups(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = view()
-    monkeypatch.setattr(passgraph, "SENT_WHOLE", 3)
-    monkeypatch.setattr(passgraph, "readable", lambda *_: {0})
+    monkeypatch.setattr(trace_graph, "SENT_WHOLE", 3)
+    monkeypatch.setattr(trace_graph, "readable", lambda *_: {0})
     graph = PassGraph(nested(looped().record()))
     picture = graph.view()
     assert [group.group for group in picture.inside.groups] == [0]
@@ -159,7 +159,7 @@ def test_a_large_graph_is_sent_as_modules_and_its_operations_with_their_groups(m
     ],
     ids=["transformer", "lstm", "loop", "chain", "skips", "looped"],
 )
-def test_the_hops_of_one_group_are_those_of_the_whole_with_everything_open(record: PassRecord, rolled: bool) -> None:
+def test_the_hops_of_one_group_are_those_of_the_whole_with_everything_open(record: TraceRecord, rolled: bool) -> None:
     nesting = nested(record, rolled=rolled)
     groups = [block.index for block in nesting.blocks if block.children]
     whole: dict[int, list[Hop]] = defaultdict(list)

@@ -6,9 +6,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from layerscope.records import Ints
-from layerscope.viz.scalar import scalar_view, smoothed
-from layerscope.viz.screen import Screen, columns
+from layerscope.model.records import Ints
+from layerscope.views.scalar import Screen, columns, scalar_view, smoothed
 
 
 def test_values_of_tensors_that_hold_nan_are_marked_though_they_are_numbers() -> None:

@@ -13,19 +13,18 @@ from xml.etree import ElementTree
 import pytest
 
 from layerscope.errors import MissingError, SelectError
-from layerscope.operations import PassRecord
-from layerscope.viz.color import STOPS, color, is_dark
-from layerscope.viz.dot import dot
-from layerscope.viz.graph import DrawOptions, EdgeStyle, GraphView, graph_view
-from layerscope.viz.lettering import shortened, text_width
-from layerscope.viz.png import png
-from layerscope.viz.svg import svg
+from layerscope.model.trace_record import TraceRecord
+from layerscope.views.draw.files import dot, png
+from layerscope.views.draw.picture import DrawOptions, EdgeStyle, GraphView, graph_view
+from layerscope.views.draw.svg import svg
+from layerscope.views.draw.text_width import shortened, text_width
+from layerscope.views.scales import STOPS, color, is_dark
 from tests.viz import graphs
 
 SPACE = "{http://www.w3.org/2000/svg}"
 
 
-def drawn(record: PassRecord, options: DrawOptions | None = None) -> GraphView:
+def drawn(record: TraceRecord, options: DrawOptions | None = None) -> GraphView:
     return graph_view(record, graphs.named(record), options)
 
 

@@ -10,9 +10,9 @@ import numpy as np
 import pyarrow as pa
 from rich.console import Console, RenderableType
 
-from layerscope.query.run import Run
-from layerscope.query.table import Table
-from layerscope.viz import text
+from layerscope.query.run_tables import RunTables
+from layerscope.query.tables import Table
+from layerscope.views import terminal
 from tests.server.runs import write_run
 
 
@@ -32,7 +32,7 @@ def statistics(sites: list[str]) -> Table:
 
 
 def test_an_overview_names_the_run_its_metrics_and_its_sites(tmp_path: Path) -> None:
-    told = printed(text.overview(Run(write_run(tmp_path / "first", site="net.0[bold]"))))
+    told = printed(terminal.overview(RunTables(write_run(tmp_path / "first", site="net.0[bold]"))))
     assert "first  finished  5 steps, the last is 4" in told
     assert "loss" in told
     assert "█" in told
@@ -41,21 +41,21 @@ def test_an_overview_names_the_run_its_metrics_and_its_sites(tmp_path: Path) -> 
 
 def test_a_long_table_shows_its_beginning_its_end_and_its_length() -> None:
     table = Table(pa.table({"step": list(range(1000)), "rms": [float(step) for step in range(1000)]}))
-    told = printed(text.table(table, most=6)).splitlines()
+    told = printed(terminal.table(table, most=6)).splitlines()
     assert [line.split()[0] for line in told if line.strip()][2:] == ["0", "1", "2", "…", "997", "998", "999", "1000"]
 
 
 def test_a_curve_marks_what_is_not_a_number() -> None:
-    assert text.sparkline(np.arange(4), np.array([0.0, 1.0, np.nan, 1.0])).plain == "▁█×█"
+    assert terminal.sparkline(np.arange(4), np.array([0.0, 1.0, np.nan, 1.0])).plain == "▁█×█"
 
 
 def test_a_table_that_fits_shows_every_column() -> None:
-    told = printed(text.table(statistics(["a", "b"])))
+    told = printed(terminal.table(statistics(["a", "b"])))
     assert told.split()[:8] == ["step", "site", "kind", "mode", "rank", "mean", "std", "rms"]
 
 
 def test_a_table_too_wide_says_its_constant_columns_once_above_it() -> None:
-    told = printed(text.table(statistics(["a", "b"])), 60).splitlines()
+    told = printed(terminal.table(statistics(["a", "b"])), 60).splitlines()
     assert told[0] == "kind output · mode train · rank 0"
     assert told[2].split() == ["step", "site", "mean", "std", "rms"]
     assert max(map(len, told)) <= 60
@@ -63,14 +63,14 @@ def test_a_table_too_wide_says_its_constant_columns_once_above_it() -> None:
 
 def test_no_number_is_ever_cut_and_no_letter_of_a_name_lost() -> None:
     name = "encoder.layers.0.self_attention.projection"
-    told = printed(text.table(statistics([name, "b"])), 30)
+    told = printed(terminal.table(statistics([name, "b"])), 30)
     assert told.count("-1.2345e-10") == 3
     assert "…" not in told
     assert "".join(re.findall(r"[a-z_.0]{4,12}(?= )", told.split("─ ")[1])).startswith(name)
 
 
 def test_one_row_keeps_all_its_columns() -> None:
-    assert "train" in printed(text.table(statistics(["a"])), 30)
+    assert "train" in printed(terminal.table(statistics(["a"])), 30)
 
 
 def test_whole_numbers_times_and_short_lists_are_shown_in_full() -> None:
@@ -86,7 +86,7 @@ def test_whole_numbers_times_and_short_lists_are_shown_in_full() -> None:
         "[2, 3]",
         "1000000000000",
     ]
-    assert printed(text.table(table)).splitlines()[3].split() == [
+    assert printed(terminal.table(table)).splitlines()[3].split() == [
         "1794780123.457",
         "12345678",
         "0.12346",

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from layerscope.errors import SelectError
-from layerscope.viz.values import AXES, Array, ValueView, coarse, cut, pictures_of, value_view
+from layerscope.views.values import AXES, Array, ValueView, coarse, cut, pictures_of, value_view
 
 
 def seen(

@@ -1,6 +1,6 @@
 /**
  * The page as one file: answers are in it, by what is asked for. Inside a notebook whoever holds the page answers the rest.
- * The layout is described in `layerscope/viz/html.py`.
+ * The layout is described in `layerscope/server/one_file.py`.
  */
 
 const element = document.getElementById("layerscope-answers");

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from layerscope.cli.output import complain
+from layerscope.cli.commands import complain
 from layerscope.errors import LayerscopeError
 from layerscope.version import __version__
 
@@ -152,14 +152,14 @@ def _server_options(command: argparse.ArgumentParser) -> None:
 
 
 def _demo(options: argparse.Namespace) -> int:
-    from layerscope.cli.demo import demo
+    from layerscope.cli.commands import demo
 
     demo(options)
     return 0
 
 
 def _ui(options: argparse.Namespace) -> int:
-    from layerscope.server.lean import give_memory_back, leave_pandas_out
+    from layerscope.server.background import give_memory_back, leave_pandas_out
     from layerscope.server.serve import serve
 
     give_memory_back()
@@ -176,24 +176,24 @@ def _ui(options: argparse.Namespace) -> int:
 
 
 def _show(options: argparse.Namespace) -> int:
-    from layerscope.cli.show import show
+    from layerscope.cli.commands import show
 
     return show(options)
 
 
 def _check(options: argparse.Namespace) -> int:
-    from layerscope.cli.check import check_runs
+    from layerscope.cli.commands import check_runs
 
     return check_runs(options)
 
 
 def _report(options: argparse.Namespace) -> int:
-    from layerscope.cli.report import write_report
+    from layerscope.cli.commands import write_report
 
     return write_report(options)
 
 
 def _compact(options: argparse.Namespace) -> int:
-    from layerscope.cli.compact import compact_runs
+    from layerscope.cli.commands import compact_runs
 
     return compact_runs(options)

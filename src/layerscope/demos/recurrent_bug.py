@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from layerscope.api import watch
-from layerscope.capture.recorder import Recorder
+from layerscope.capture.core.recorder import Recorder
 
 STEPS = 1200  # training steps of each trial
 SEQUENCES, WIDTH, MEMORY, BATCH = 5, 64, 32, 64

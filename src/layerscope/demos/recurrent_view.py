@@ -14,13 +14,13 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from matplotlib.figure import Figure
 
-    from layerscope.query.named import Named
-    from layerscope.query.run import Run
-    from layerscope.query.selection import Selection
-    from layerscope.records import Floats
+    from layerscope.model.records import Floats
+    from layerscope.query.named_tensors import NamedTensors
+    from layerscope.query.run_tables import RunTables
+    from layerscope.query.tensor_query import TensorSelection
 
 
-def view(selection: Selection, run: Run) -> Figure | pa.Table | str:
+def view(selection: TensorSelection, run: RunTables) -> Figure | pa.Table | str:
     """The sums of the chosen sample after each iteration of the chosen step, and what the network answered."""
     named, step = run.named(), selection.step
     passes = dict(zip(named.steps()["step"], named.steps()["iterations"], strict=True))[step]
@@ -34,7 +34,7 @@ def view(selection: Selection, run: Run) -> Figure | pa.Table | str:
     return drawn(title, np.stack(sums), answers)
 
 
-def values_of(named: Named, step: int, sample: int, name: str, role: str, iteration: int) -> Floats:
+def values_of(named: NamedTensors, step: int, sample: int, name: str, role: str, iteration: int) -> Floats:
     """The values of one sample of a named tensor; NaN where they were not kept."""
     found = named.values(step, name, role, iteration)
     if found is None or sample not in found.samples:

@@ -19,7 +19,7 @@ STEPS = 600
 ARMS, WIDTH, DEPTH, BATCH = 3, 64, 4, 256
 
 
-class Block(nn.Module):
+class ResidualBlock(nn.Module):
     """A residual block."""
 
     def __init__(self) -> None:
@@ -41,7 +41,7 @@ class SpiralNet(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.embed = nn.Linear(2, WIDTH)
-        self.blocks = nn.Sequential(*(Block() for _ in range(DEPTH)))
+        self.blocks = nn.Sequential(*(ResidualBlock() for _ in range(DEPTH)))
         self.head = nn.Linear(WIDTH, ARMS)
 
     def forward(self, x: Tensor) -> Tensor:

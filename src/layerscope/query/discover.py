@@ -14,7 +14,7 @@ DEPTH = 3  # project/experiment/run: deeper trees are somebody's data set, not a
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class RunFolder:
     """The runs of a folder, sorted by path, and a sentence for every folder that could not be looked into."""
 
     runs: list[Path] = field(default_factory=list)
@@ -36,7 +36,7 @@ def must_be_folder(path: Path) -> None:
     raise StoreError(f"{reason}. Give a run, or a folder that holds runs.")
 
 
-def find_runs(folder: Path) -> Found:
+def find_runs(folder: Path) -> RunFolder:
     """Run folders in a folder, or the folder itself when it is one.
 
     The folder may be a symbolic link; those below it are not followed, so that nothing outside is ever read.
@@ -47,15 +47,15 @@ def find_runs(folder: Path) -> Found:
     except OSError as error:
         raise StoreError(f"{_cause(folder, error)}. Check its permissions.") from None
     if inside is None:
-        return Found([folder])
-    found = Found()
+        return RunFolder([folder])
+    found = RunFolder()
     for entry in inside:
         _search(entry, DEPTH - 1, found)
     found.runs.sort()
     return found
 
 
-def _search(folder: Path, depth: int, found: Found) -> None:
+def _search(folder: Path, depth: int, found: RunFolder) -> None:
     if not _is_text(folder):
         found.skipped.append(f"{_odd(folder)}; it was skipped.")
         return

@@ -10,13 +10,14 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from layerscope.query import rows
-from layerscope.records import Flags, Floats, Ids, Ints
-from layerscope.stats import derive, spec
+from layerscope.model import summary_spec
+from layerscope.model.records import Flags, Floats, Ids, Ints
+from layerscope.query import tables as rows
+from layerscope.stats import derived
 from layerscope.store.columns import Numbers, filled, values
-from layerscope.store.order import places
 from layerscope.store.reader import Reader
-from layerscope.store.sources import Piece, in_threads
+from layerscope.store.row_filter import places
+from layerscope.store.sources import TableSource, in_threads
 
 Cells = npt.NDArray[np.float32]
 States = npt.NDArray[np.uint8]
@@ -76,7 +77,9 @@ class Layout:
     tensors: tuple[tuple[str, str], ...]
     steps: Ints
     states: States  # as far as the counts of elements tell
-    rows: dict[Piece, tuple[Ids | None, Ids | Ints]]  # rows of a piece, None for all, and the places of their values
+    rows: dict[
+        TableSource, tuple[Ids | None, Ids | Ints]
+    ]  # rows of a piece, None for all, and the places of their values
 
     @property
     def nbytes(self) -> int:
@@ -89,7 +92,7 @@ class Layout:
 class _Rows:
     """Some rows of a piece: what they are of, and the state that follows from their counts."""
 
-    piece: Piece
+    piece: TableSource
     row: Ids
     session: Ids
     steps: Ints
@@ -108,14 +111,14 @@ def matrix(reader: Reader, question: Question, layout: Callable[[], Layout] | No
 
     Who has several questions about the same tensors keeps what `laid_out` gives; the matrix then is as of that time.
     """
-    if question.stat not in derive.STATS:
+    if question.stat not in derived.STATS:
         return _own_statistic(reader, question)
     laid = laid_out(reader, question) if layout is None else layout()
     cells = np.full(laid.states.shape, np.nan, np.float32)
     needed = rows.columns_for([question.stat])
-    first = [name for name in needed if name not in spec.EXTREMES] or needed  # extremes are rarely looked at
+    first = [name for name in needed if name not in summary_spec.EXTREMES] or needed  # extremes are rarely looked at
 
-    def fill(piece: Piece) -> None:
+    def fill(piece: TableSource) -> None:
         of: dict[str, Floats] = {}
         row, place = laid.rows[piece]
         most = len(place) if row is None else int(row.max(initial=-1)) + 1
@@ -131,7 +134,7 @@ def matrix(reader: Reader, question: Question, layout: Callable[[], Layout] | No
             return of[name]
 
         try:
-            found = _narrow(derive.statistic(question.stat, column))
+            found = _narrow(derived.statistic(question.stat, column))
         except _LostError:  # the problems of the run name what is damaged
             return
         cells.reshape(-1)[place] = found[: len(place)] if row is None else found[row]
@@ -182,7 +185,7 @@ def _paths(site: str) -> Iterator[str]:
     return accumulate(site.split("."), "{}.{}".format)
 
 
-def _rows_of(piece: Piece, among: Flags, rank: int) -> _Rows:
+def _rows_of(piece: TableSource, among: Flags, rank: int) -> _Rows:
     """The rows of a piece that are of some series; larger numbers are none of them."""
     alike = piece.alike(("rank", "session", "alias", *_NOT_FINITE))
     finite = all(alike.get(name) == 0 for name in _NOT_FINITE)
@@ -235,7 +238,7 @@ def _by_session(found: _Rows) -> list[_Rows]:
 
 def _that_count(
     found: list[_Rows], places: list[Numbers], states: States
-) -> dict[Piece, tuple[Ids | None, Ids | Ints]]:
+) -> dict[TableSource, tuple[Ids | None, Ids | Ints]]:
     """Rows and places by piece, without the rows that are written over."""
     if sum(map(len, places)) > np.count_nonzero(states):
         last = np.zeros(states.size, np.int32)
@@ -244,10 +247,10 @@ def _that_count(
         kept = [last[place] == number for number, place in enumerate(places)]
         found = [part.part(those) for part, those in zip(found, kept, strict=True)]
         places = [place[those] for place, those in zip(places, kept, strict=True)]
-    pieces: dict[Piece, list[int]] = {}
+    pieces: dict[TableSource, list[int]] = {}
     for number, part in enumerate(found):
         pieces.setdefault(part.piece, []).append(number)
-    laid: dict[Piece, tuple[Ids | None, Ids | Ints]] = {}
+    laid: dict[TableSource, tuple[Ids | None, Ids | Ints]] = {}
     for piece, numbers in pieces.items():
         row = _joined([found[number].row for number in numbers])
         whole = len(row) == piece.rows and bool(np.all(row == np.arange(len(row))))

@@ -1,27 +1,184 @@
-"""The application: the page's files, what it asks for, and the live channel."""
+"""Who may talk to the server: pages that it served itself, to a name that is its own."""
 
 from __future__ import annotations
 
 import contextlib
+import ipaddress
+import json
 import logging
-from collections.abc import AsyncIterator
+import socket
+from collections.abc import AsyncIterator, MutableMapping
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
+import anyio
+from anyio import to_thread
 from starlette.applications import Starlette
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import BaseRoute, Mount, Route, WebSocketRoute
 from starlette.staticfiles import StaticFiles
-from starlette.types import Scope
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from layerscope.errors import LayerscopeError, SelectError
-from layerscope.server.catalogue import Catalogue, Compactor
-from layerscope.server.customview import OwnView
-from layerscope.server.guard import Guard
-from layerscope.server.live import LiveChannel
-from layerscope.server.routes import routes, sites
+from layerscope.server.catalogue import LOOK_EVERY_S, Catalogue, Compactor, State
+from layerscope.server.messages import Change
+from layerscope.server.routes.custom_view import OwnView
+from layerscope.server.routes.runs import routes, sites
+
+LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
+
+
+def policy(host: str) -> dict[str, str]:
+    """The headers that keep the page to itself: no foreign script, frame, image or request."""
+    content = (
+        f"default-src 'self'; connect-src 'self' ws://{host}; img-src 'self' data: blob:; object-src 'none'; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    )
+    return {
+        "Content-Security-Policy": content,
+        "Cross-Origin-Resource-Policy": "same-origin",
+        "Cross-Origin-Opener-Policy": "same-origin",
+        "Referrer-Policy": "no-referrer",
+        "X-Content-Type-Options": "nosniff",
+    }
+
+
+class AccessGuard:
+    """Refuses requests and sockets that name a foreign host or come from a foreign page (DNS rebinding).
+
+    A page of another site can make a browser ask a loopback address; what it cannot forge is the name it asked for
+    and where it came from.
+    """
+
+    def __init__(self, app: ASGIApp, host: str = "127.0.0.1") -> None:
+        self._app = app
+        self._host = host
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass on what is ours, refuse the rest with 403."""
+        if scope["type"] not in ("http", "websocket"):
+            await self._app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        host = headers.get("host", "")
+        reason = self._refusal(host, headers)
+        if reason is None:
+            await self._app(scope, receive, _with_headers(send, policy(host)))
+        elif scope["type"] == "websocket":
+            await send({"type": "websocket.close", "code": 1008, "reason": reason})
+        else:
+            await _refuse(send, reason)
+
+    def _refusal(self, host: str, headers: Headers) -> str | None:
+        name = _name_of(host)
+        if name is None or not self._is_ours(name):
+            return "The address in the request is not this server's. Open the page by the address it printed."
+        origins = headers.getlist("origin")
+        if any(origin != f"http://{host}" for origin in origins):
+            return "The request comes from another page. Only the page of this server may ask it."
+        if headers.get("sec-fetch-site") == "cross-site" and headers.get("sec-fetch-mode") != "navigate":
+            return "The request comes from another site. Only the page of this server may ask it."
+        return None
+
+    def _is_ours(self, name: str) -> bool:
+        if name in LOOPBACK or name == self._host:
+            return True
+        if self._host not in ("0.0.0.0", "::"):
+            return False
+        # Listening everywhere was asked for. Rebinding needs a name that somebody else owns: numbers are safe.
+        return _is_number(name) or name == socket.gethostname().lower()
+
+
+def _name_of(host: str) -> str | None:
+    """The name in a Host header without its port, or None when it is no name."""
+    name, colon, port = host.rpartition(":")
+    if not colon or "]" in port:
+        name, port = host, ""
+    if port and not port.isdecimal():
+        return None
+    bracketed = name.startswith("[") and name.endswith("]")
+    name = name[1:-1] if bracketed else name
+    plain = bool(name) and all(letter.isalnum() or letter in ".-_:" for letter in name)
+    return name.lower() if plain and bracketed == (":" in name) else None
+
+
+def _is_number(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+def _with_headers(send: Send, added: dict[str, str]) -> Send:
+    async def wrapped(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            headers = MutableHeaders(scope=message)
+            for name, value in added.items():
+                headers.setdefault(name, value)  # a page of the user's own has a policy of its own
+        await send(message)
+
+    return wrapped
+
+
+async def _refuse(send: Send, reason: str) -> None:
+    body = json.dumps({"problem": reason}).encode()
+    start: MutableMapping[str, Any] = {
+        "type": "http.response.start",
+        "status": 403,
+        "headers": [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())],
+    }
+    await send(start)
+    await send({"type": "http.response.body", "body": body})
+
+
+class LiveChannel:
+    """Sends a `Change` for every run that has new rows, another status, appeared or vanished.
+
+    It says that there is news, not what: the page asks for what it shows. Nothing is looked at while nobody listens.
+    """
+
+    def __init__(self, catalogue: Catalogue) -> None:
+        self._catalogue = catalogue
+
+    async def serve(self, socket: WebSocket) -> None:
+        """Serve one page until it leaves."""
+        known = await to_thread.run_sync(self._catalogue.look)
+        await socket.accept()
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._tell, socket, known)
+            await _gone(socket)
+            tasks.cancel_scope.cancel()
+
+    async def _tell(self, socket: WebSocket, known: dict[str, State]) -> None:
+        while True:
+            await anyio.sleep(LOOK_EVERY_S)
+            now = await to_thread.run_sync(self._catalogue.look)
+            for change in changes(known, now):
+                try:
+                    await socket.send_text(json.dumps(asdict(change)))
+                except WebSocketDisconnect:
+                    return
+            known = now
+
+
+async def _gone(socket: WebSocket) -> None:
+    """Return when the page has left; what it sends is not used."""
+    while (await socket.receive())["type"] != "websocket.disconnect":
+        pass
+
+
+def changes(before: dict[str, State], now: dict[str, State]) -> list[Change]:
+    """What happened between two looks."""
+    told = [Change(name, state.status, state.revision) for name, state in now.items() if before.get(name) != state]
+    return told + [Change(name, "gone", "") for name in before if name not in now]
+
 
 STATIC = Path(__file__).parent / "static"
 log = logging.getLogger(__name__)
@@ -51,7 +208,7 @@ def create_app(
             WebSocketRoute("/api/live", LiveChannel(catalogue).serve),
             _page(),
         ],
-        middleware=[Middleware(Guard, host=host)],
+        middleware=[Middleware(AccessGuard, host=host)],
         exception_handlers={
             HTTPException: _refused,
             LayerscopeError: _failed,

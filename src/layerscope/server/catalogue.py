@@ -16,19 +16,19 @@ from pathlib import Path
 import numpy as np
 
 from layerscope.errors import LayerscopeError, SelectError, StoreError
-from layerscope.query import rows
-from layerscope.query.discover import Found, find_runs, is_still_run
-from layerscope.query.run import History, Run
-from layerscope.records import Dependencies, Floats, Ints
-from layerscope.server.findings import Diagnoses
+from layerscope.model.records import Dependencies, Floats, Ints
+from layerscope.query import tables
+from layerscope.query.discover import RunFolder, find_runs, is_still_run
+from layerscope.query.run_tables import History, RunTables
+from layerscope.server.background import IdleWorker
 from layerscope.server.messages import RunEntry
-from layerscope.server.quiet import Quiet
+from layerscope.server.routes.findings import Diagnoses
 from layerscope.store.columns import values
 from layerscope.store.manifests import read_manifest
-from layerscope.store.parts import Lately
-from layerscope.store.passes import passes_revision
-from layerscope.store.unread import unread_problems
-from layerscope.viz.scalar import metrics_in_order
+from layerscope.store.parts import RowGroupCache
+from layerscope.store.reader import unread_problems
+from layerscope.store.traces import passes_revision
+from layerscope.views.scalar import metrics_in_order
 
 Compactor = Callable[[Path], None]
 
@@ -42,10 +42,10 @@ LONGEST_PROBLEM = 1000  # characters
 
 
 @dataclass(slots=True)
-class Opened:
+class OpenRunEntry:
     """A run that is being read; hold the lock while reading."""
 
-    run: Run
+    run: RunTables
     id: str  # of the manifest: another one means that the run was deleted and made again
     lock: threading.Lock = field(default_factory=threading.Lock)
     sites: tuple[object, object, bytes] | None = None  # what the list of its sites was made of, and the message
@@ -86,7 +86,7 @@ class Known:
     problems: tuple[object, tuple[str, ...]] = (None, ())  # found while reading that revision, whoever asked
     compacted: bool = False
 
-    def problems_of(self, run: Run, revision: object) -> tuple[str, ...]:
+    def problems_of(self, run: RunTables, revision: object) -> tuple[str, ...]:
         """The problems that reading has found so far; a later reader of the same revision need not find them again."""
         before = self.problems[1] if self.problems[0] == revision else ()
         self.problems = (revision, tuple(dict.fromkeys((*before, *run.problems))))
@@ -110,11 +110,11 @@ class Catalogue:
     def __init__(self, root: Path, compactor: Compactor | None = None) -> None:
         self.root = root
         self.diagnoses = Diagnoses()
-        self.quiet = Quiet()
-        self._lately = Lately(KEPT_FILE_BYTES)
+        self.quiet = IdleWorker()
+        self._lately = RowGroupCache(KEPT_FILE_BYTES)
         self._compactor = compactor
         self._background = ThreadPoolExecutor(1, "layerscope-compact")
-        self._opened: OrderedDict[str, Opened] = OrderedDict()  # the last one used is the last
+        self._opened: OrderedDict[str, OpenRunEntry] = OrderedDict()  # the last one used is the last
         self._known: dict[str, Known] = {}
         self._paths: dict[str, Path] = {}
         self._lock = threading.Lock()
@@ -134,14 +134,14 @@ class Catalogue:
         self.quiet.close()
         self._background.shutdown(wait=False, cancel_futures=True)
 
-    def warm_up(self, look: Callable[[Opened, str], object] | None = None) -> Future[None]:
+    def warm_up(self, look: Callable[[OpenRunEntry, str], object] | None = None) -> Future[None]:
         """Open in the background what a page asks for first: there is time for that while a browser starts.
 
         `look` is called with the run that is shown first, and its name.
         """
         return self._background.submit(self._open_first, look)
 
-    def _open_first(self, look: Callable[[Opened, str], object] | None) -> None:
+    def _open_first(self, look: Callable[[OpenRunEntry, str], object] | None) -> None:
         with contextlib.suppress(LayerscopeError, OSError):  # whoever asks for it will be told
             shown = [entry.name for entry in self.entries() if entry.status != "unreadable"]
             for name in shown[:1]:
@@ -157,7 +157,7 @@ class Catalogue:
         try:
             found = find_runs(self.root)
         except StoreError as error:  # the folder itself was moved or closed to us: it may come back
-            found = Found(skipped=[str(error)])
+            found = RunFolder(skipped=[str(error)])
         for problem in found.skipped:
             if problem not in self._told:
                 log.warning("%s", problem)
@@ -165,7 +165,7 @@ class Catalogue:
         self._paths = {self._name(path): path for path in found.runs}
         return self._paths
 
-    def open(self, name: str) -> Opened:
+    def open(self, name: str) -> OpenRunEntry:
         """The run of that name; the error says that there is none."""
         path = self._paths.get(name)
         if path is None or not is_still_run(self.root, path):
@@ -191,19 +191,19 @@ class Catalogue:
                 continue
             yield known.graphs[1]
 
-    def _open(self, name: str, path: Path) -> Opened:
+    def _open(self, name: str, path: Path) -> OpenRunEntry:
         """The run in a folder that was found, read anew when it is another one than before."""
         made = read_manifest(path).id
         with self._lock:
             opened = self._opened.pop(name, None)
             if opened is None or opened.id != made:
-                opened = Opened(Run(path, lately=self._lately), made)
+                opened = OpenRunEntry(RunTables(path, lately=self._lately), made)
             self._opened[name] = opened  # as the newest
             while len(self._opened) > KEPT_RUNS:
                 self._opened.popitem(last=False)  # its files are closed when nobody reads it any more
             return opened
 
-    def _looked_at(self, name: str, path: Path) -> tuple[Opened, Known]:
+    def _looked_at(self, name: str, path: Path) -> tuple[OpenRunEntry, Known]:
         """The run with its open reader, if it has one, else with one for this moment; and what is known of it."""
         made = read_manifest(path).id
         with self._lock:
@@ -211,7 +211,7 @@ class Catalogue:
             if known is None or known.id != made:
                 known = self._known[name] = Known(made)
         if opened is None or opened.id != made:
-            opened = Opened(Run(path, lately=self._lately), made)
+            opened = OpenRunEntry(RunTables(path, lately=self._lately), made)
         return opened, known
 
     def entries(self) -> list[RunEntry]:
@@ -300,13 +300,13 @@ def shortened(sentences: Sequence[str]) -> str | None:
     return (text if len(text) <= LONGEST_PROBLEM else f"{text[:LONGEST_PROBLEM]} …") or None
 
 
-def metric_curves(run: Run) -> dict[str, tuple[Ints, Floats]]:
+def metric_curves(run: RunTables) -> dict[str, tuple[Ints, Floats]]:
     """Steps and values of every metric, losses first."""
-    curves = rows.curves_by_name(run.reader.metrics())
+    curves = tables.curves_by_name(run.reader.metrics())
     return {metric: curves[metric] for metric in metrics_in_order(list(curves))}
 
 
-def step_range(run: Run, metric_steps: Ints) -> tuple[int, int] | None:
+def step_range(run: RunTables, metric_steps: Ints) -> tuple[int, int] | None:
     """The first and last step: of the metrics and of all that was recorded; None if there is nothing."""
     last = run.last_step
     if last is None:
@@ -316,7 +316,7 @@ def step_range(run: Run, metric_steps: Ints) -> tuple[int, int] | None:
     return min(starts or [int(_steps_of_first_series(run).min(initial=last))]), last
 
 
-def _steps_of_first_series(run: Run) -> Ints:
+def _steps_of_first_series(run: RunTables) -> Ints:
     series = run.series().arrow().slice(0, 1).to_pylist()
     if not series:
         return np.zeros(0, np.int64)
@@ -324,10 +324,10 @@ def _steps_of_first_series(run: Run) -> Ints:
     table = run.stats(
         first["site"], kind=first["kind"], mode=first["mode"], context=first["context"], stat="count"
     ).arrow()
-    return rows.ints(table, "step")
+    return tables.ints(table, "step")
 
 
-def described(name: str, status: str, run: Run) -> RunEntry:
+def described(name: str, status: str, run: RunTables) -> RunEntry:
     """The line of one run in the list."""
     curves = metric_curves(run)
     columns = [column for _, column in curves.values()]

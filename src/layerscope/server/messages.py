@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from layerscope.records import Floats
-from layerscope.server.findings import FindingCounts
-from layerscope.viz.scalar import ScalarView
+from layerscope.model.records import Floats
+from layerscope.server.routes.findings import FindingCounts
+from layerscope.views.scalar import ScalarView
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from rich.console import Console
 from layerscope.errors import StateError
 from layerscope.query.discover import must_be_folder
 from layerscope.server.app import create_app
-from layerscope.server.aside import compact_aside
+from layerscope.server.background import compact_aside
 from layerscope.server.catalogue import Compactor
 
 PORT = 8765

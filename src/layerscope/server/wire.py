@@ -22,16 +22,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from layerscope.server import customview, findings, messages, traces
-from layerscope.viz import compare, heatmap, pass_overview, pass_page, samples, tensors, training
-from layerscope.viz.axis import AxisKind
-from layerscope.viz.dependencies import DependencyView
-from layerscope.viz.histogram import HistogramView
-from layerscope.viz.limits import Limits
-from layerscope.viz.modulegraph import PartNumbers
-from layerscope.viz.nestedgraph import GroupOrder, GroupOrders, NestedGraph
-from layerscope.viz.scalar import ScalarView
-from layerscope.viz.values import ValueView
+from layerscope.server import messages
+from layerscope.server.routes import custom_view, findings, traces
+from layerscope.views import compare, heatmap, samples, tensors, trace_page, training
+from layerscope.views.dependencies import DependencyView
+from layerscope.views.histogram import HistogramView, Limits
+from layerscope.views.module_graph import PartNumbers
+from layerscope.views.nested_graph import GroupOrder, GroupOrders, NestedGraph
+from layerscope.views.scalar import ScalarView
+from layerscope.views.scales import AxisKind
+from layerscope.views.values import ValueView
 
 MEDIA_TYPE = "application/x-layerscope"
 ALIGNMENT = 8
@@ -49,18 +49,18 @@ RECORDS: tuple[type, ...] = (
     messages.Timeline,
     traces.TraceEntry,
     traces.TraceList,
-    pass_page.Crumb,
-    pass_page.PassParts,
-    pass_page.PassGroups,
-    pass_page.PassPicture,
-    pass_page.PassNumbers,
-    pass_page.OperationLink,
-    pass_page.Fact,
-    pass_overview.PassRanking,
-    pass_overview.PassOverview,
-    pass_page.StackLine,
-    pass_page.OperationView,
-    pass_page.OperationList,
+    trace_page.Crumb,
+    trace_page.PassParts,
+    trace_page.PassGroups,
+    trace_page.PassPicture,
+    trace_page.PassNumbers,
+    trace_page.OperationLink,
+    trace_page.Fact,
+    trace_page.PassRanking,
+    trace_page.PassOverview,
+    trace_page.StackLine,
+    trace_page.OperationView,
+    trace_page.OperationList,
     ValueView,
     heatmap.ColorScale,
     heatmap.HeatMapView,
@@ -85,9 +85,9 @@ RECORDS: tuple[type, ...] = (
     training.MetricsView,
     training.NotesView,
     training.NetworkView,
-    customview.OwnItem,
-    customview.OwnResult,
-    customview.OwnSaved,
+    custom_view.OwnItem,
+    custom_view.OwnResult,
+    custom_view.OwnSaved,
     samples.SampleColumn,
     samples.RunSamples,
     samples.SamplesView,

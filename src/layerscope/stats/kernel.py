@@ -1,9 +1,4 @@
-"""Summaries of tensors in memory, collected by the step, by the compiled kernel or else by numpy.
-
-Both give the same bit-counts, counts and extremes, and sums that differ by at most 1e-12 of the sum of the magnitudes
-(as long as no partial sum leaves float64, which then depends on the order). The compiled kernel counts subnormals
-whatever the process does with them; numpy sees zeros where `torch.set_flush_denormal` is on.
-"""
+"""Summaries by plain float64 numpy: slow, and obviously what `spec` says."""
 
 from __future__ import annotations
 
@@ -16,14 +11,76 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from layerscope.stats import reference, spec
-from layerscope.stats.combine import Encoded, repeated
-from layerscope.stats.formats import BYTES, STORED
+from layerscope.model import summary_spec
+from layerscope.model.number_formats import BYTES, STORED
+from layerscope.model.records import BATCH_STATISTICS, SAMPLE_STATISTICS, Floats
+from layerscope.stats.merging import Encoded, repeated
+
+
+def summarize(values: npt.NDArray[Any], smallest_normal: float) -> summary_spec.Summary:
+    """Summary of an array whose format has the given smallest normal magnitude (see `spec.SMALLEST_NORMAL`).
+
+    Values are taken as float64: exact, but for integers beyond 2**53, which round.
+    """
+    with np.errstate(invalid="ignore"):  # a signalling NaN is a NaN
+        wide = np.asarray(values).ravel().astype(np.float64)
+    finite = wide[np.isfinite(wide)]
+    nonzero = finite[finite != 0]
+    moments = np.concatenate((_counts(wide, nonzero, smallest_normal), _sums(finite), _extremes(finite, nonzero)))
+    return summary_spec.Summary(moments, _bit_counts(nonzero))
+
+
+def _counts(wide: Floats, nonzero: Floats, smallest_normal: float) -> list[float]:
+    finite = np.isfinite(wide).sum()
+    return [
+        len(wide),
+        finite,
+        finite - len(nonzero),
+        (np.abs(nonzero) < smallest_normal).sum(),
+        np.isnan(wide).sum(),
+        np.isposinf(wide).sum(),
+        np.isneginf(wide).sum(),
+    ]
+
+
+def _sums(finite: Floats) -> list[float]:
+    with np.errstate(over="ignore", under="ignore", invalid="ignore"):  # beyond float64 is Inf, Inf - Inf is NaN
+        squared = finite * finite
+        fourth = squared * squared
+        powers = (finite, np.abs(finite), squared, squared * finite, fourth, fourth * fourth)
+        sums = [float(power.sum()) for power in powers]
+        return [*sums[:3], *small_sums(finite)] if np.isinf(sums[2]) else sums
+
+
+def small_sums(finite: Floats) -> list[float]:
+    """The sums of y, |y| and y² of finite elements, with y = x / 2**600."""
+    small = np.ldexp(finite, -summary_spec.DOWN)
+    return [float(power.sum()) for power in (small, np.abs(small), small * small)]
+
+
+def _extremes(finite: Floats, nonzero: Floats) -> list[float]:
+    magnitude = np.abs(finite)
+    return [
+        finite.min() + 0.0 if len(finite) else np.nan,  # + 0.0: a negative zero is a zero
+        finite.max() + 0.0 if len(finite) else np.nan,
+        np.abs(nonzero).min() if len(nonzero) else np.nan,
+        magnitude.max() if len(finite) else np.nan,
+    ]
+
+
+def _bit_counts(nonzero: Floats) -> summary_spec.BitCounts:
+    coarse = summary_spec.count_codes(summary_spec.code_of(nonzero, summary_spec.COARSE_M), summary_spec.COARSE_M)
+    if not 0 < len(coarse.codes) < summary_spec.FINE_BELOW:
+        return coarse
+    exponents = np.frexp(np.abs(nonzero))[1] - 1
+    m = summary_spec.fine_m(int(exponents.min()), int(exponents.max()))
+    return summary_spec.count_codes(summary_spec.code_of(nonzero, m), m)
+
 
 #: From so many elements on, several threads are faster than one; for less, `threads` makes no difference.
 LARGE = 1 << 20
 
-_WIDTH = len(spec.MOMENTS)
+_WIDTH = len(summary_spec.MOMENTS)
 _FIRST_ROWS = 256
 _FIRST_BYTES = 1 << 20  # more than the bit-counts of one tensor can take
 _BYTE_VALUES = np.stack([*BYTES.values()])
@@ -32,8 +89,8 @@ _Summarize = Callable[[list[int], int, int], int]  # see `_summarize_by_numpy`
 
 def format_number(dtype: str) -> int:
     """What `Arena.add` calls a format: how its elements are stored, and below which magnitude they are subnormal."""
-    smallest_normal = spec.SMALLEST_NORMAL[dtype]
-    field = math.frexp(smallest_normal)[1] - 1 + spec.EXPONENT_BIAS if smallest_normal else 0
+    smallest_normal = summary_spec.SMALLEST_NORMAL[dtype]
+    field = math.frexp(smallest_normal)[1] - 1 + summary_spec.EXPONENT_BIAS if smallest_normal else 0
     return field << 8 | STORED.index(dtype)
 
 
@@ -126,11 +183,11 @@ class Arena:
 
     def _mend(self, first: int, plan: list[int]) -> None:
         """Sum again, in smaller numbers, what left float64; only float64 itself holds elements that large."""
-        for row in first + np.flatnonzero(np.isinf(self._moments[first : self._rows, spec.COLUMN["sum2"]])):
+        for row in first + np.flatnonzero(np.isinf(self._moments[first : self._rows, summary_spec.COLUMN["sum2"]])):
             address, count, _ = plan[3 * (row - first) :][:3]
             values = read_memory(address, count, "float64")
-            small = reference.small_sums(values[np.isfinite(values)])
-            self._moments[row, spec.COLUMN["sum3"] : spec.ADDED] = small
+            small = small_sums(values[np.isfinite(values)])
+            self._moments[row, summary_spec.COLUMN["sum3"] : summary_spec.ADDED] = small
 
     def _grow(self) -> None:
         """Leave room for at least one more row, whatever its size."""
@@ -186,17 +243,17 @@ def _summarize_by_numpy(plan: list[int], target_at: int, threads: int) -> int:
     target = Target.from_address(target_at)
     for address, count, number in zip(plan[::3], plan[1::3], plan[2::3], strict=True):
         field, dtype = number >> 8, STORED[number & 255]
-        smallest_normal = math.ldexp(1.0, field - spec.EXPONENT_BIAS) if field else 0.0
-        summary = reference.summarize(read_memory(address, count, dtype) if count else np.zeros(0), smallest_normal)
+        smallest_normal = math.ldexp(1.0, field - summary_spec.EXPONENT_BIAS) if field else 0.0
+        summary = summarize(read_memory(address, count, dtype) if count else np.zeros(0), smallest_normal)
         if not _put(summary, target):
             break
     return int(target.rows)
 
 
-def _put(summary: spec.Summary, target: Target) -> bool:
+def _put(summary: summary_spec.Summary, target: Target) -> bool:
     """Write one row; False if the target is full."""
     ends = (ctypes.c_int64 * (target.row_capacity + 1)).from_address(target.ends)
-    used, encoded = ends[target.rows] >> 4, spec.encode(summary.bits)
+    used, encoded = ends[target.rows] >> 4, summary_spec.encode(summary.bits)
     if target.rows == target.row_capacity or used + len(encoded) > target.bits_capacity:
         return False
     ctypes.memmove(target.moments + target.rows * 8 * _WIDTH, summary.moments.ctypes.data, 8 * _WIDTH)
@@ -219,3 +276,86 @@ except ImportError:  # no compiler at installation: numpy gives the same summari
 
 #: Whether summaries come from the compiled kernel.
 COMPILED = _take is not _no_take
+
+
+_ROW_WIDTH = len(SAMPLE_STATISTICS)
+_OVER = len(BATCH_STATISTICS)
+_ROOM = 64  # batches, and sixteen times as many samples
+
+
+class RowArena:
+    """Statistics of the samples of many tensors, and of them over each batch, until it starts over."""
+
+    def __init__(self) -> None:
+        self.numbers = np.empty((16 * _ROOM, _ROW_WIDTH))  # `SAMPLE_STATISTICS` of every sample
+        self.over = np.empty((_ROOM, _OVER))  # `BATCH_STATISTICS` of every batch
+        self._used = self._batches = 0
+        self._aim()
+
+    def _aim(self) -> None:
+        self._numbers_at, self._over_at = self.numbers.ctypes.data, self.over.ctypes.data
+
+    def start_over(self) -> None:
+        """Forget all of them."""
+        self._used = self._batches = 0
+
+    def reserve(self, rows: int) -> tuple[int, int, int, int]:
+        """Places of so many samples, which are one batch: of the first among all samples, and among the batches.
+
+        Then the addresses of their numbers, and of the batch's.
+        """
+        first, batch = self._used, self._batches
+        if first + rows > len(self.numbers) or batch == len(self.over):
+            self.numbers = np.concatenate((self.numbers, np.empty((max(rows, len(self.numbers)), _ROW_WIDTH))))
+            self.over = np.concatenate((self.over, np.empty_like(self.over)))
+            self._aim()
+        self._used, self._batches = first + rows, batch + 1
+        return first, batch, self._numbers_at + first * 8 * _ROW_WIDTH, self._over_at + batch * 8 * _OVER
+
+    def add(self, address: int, count: int, number: int, rows: int) -> tuple[int, int]:
+        """Places of the rows of `count` elements at an address; `number` is their `format_number`.
+
+        Formats of one byte are not read. Statistics are of the finite elements; a row without any has NaN.
+        """
+        first, batch, *at = self.reserve(rows)
+        if count == 0:
+            self.numbers[first : first + rows] = self.over[batch] = np.nan
+        elif _rows is not None:
+            _rows(address, count, number, rows, *at)
+        else:
+            values = read_memory(address, count, STORED[number & 255]).reshape(rows, -1).astype(np.float64)
+            numbers = self.numbers[first : first + rows]
+            numbers.T[:] = _by_numpy(values)
+            self.over[batch] = _over(numbers)
+        return first, batch
+
+
+def _by_numpy(values: Floats) -> tuple[Floats, ...]:
+    finite = np.isfinite(values)
+    count = finite.sum(1)
+    sizes = np.where(finite, np.abs(values), 0.0)
+    with np.errstate(invalid="ignore", over="ignore"):
+        mean = np.where(finite, values, 0.0).sum(1) / count
+        away = np.where(finite, values - mean[:, None], 0.0)
+        deviation = np.sqrt(np.square(away).sum(1) / count)
+        return mean, sizes.sum(1) / count, deviation, np.where(count > 0, sizes.max(1), np.nan)
+
+
+def _over(numbers: Floats) -> Floats:
+    """Mean, standard deviation and largest magnitude of every statistic over the batch."""
+    with np.errstate(invalid="ignore", over="ignore"):
+        mean = numbers.mean(0)
+        deviation = np.sqrt(np.square(numbers - mean).mean(0))
+        found: Floats = np.stack((mean, deviation, np.abs(numbers).max(0)), 1).ravel()
+    return found
+
+
+def _best() -> Callable[[int, int, int, int, int, int], None] | None:
+    try:
+        from layerscope.stats._kernel import rows
+    except ImportError:  # no compiler at installation: numpy gives the same
+        return None
+    return rows
+
+
+_rows = _best()

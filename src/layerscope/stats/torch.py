@@ -15,9 +15,9 @@ import torch
 from torch.nn.parameter import is_lazy
 
 from layerscope.errors import SelectError
+from layerscope.model.number_formats import BYTES, STORED, WORDS
 from layerscope.stats import kernel
-from layerscope.stats.formats import BYTES, STORED, WORDS
-from layerscope.stats.rows import RowArena
+from layerscope.stats.kernel import RowArena
 
 #: Complex numbers are summarized by their magnitude.
 _MAGNITUDES = {torch.complex32: torch.complex64, torch.complex64: torch.complex64, torch.complex128: torch.complex128}

@@ -1,7 +1,10 @@
-"""Between numpy and Arrow, on the buffers themselves: `pa.array` and `to_numpy` load pandas where there is one."""
+"""Text as a run stores it: UTF-8, which has no place for a lone surrogate."""
 
 from __future__ import annotations
 
+import json
+import re
+import struct
 from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any
@@ -10,7 +13,54 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from layerscope.records import Bytes, Flags, Ints
+from layerscope.model.records import Bytes, Flags, Ints
+
+_LONE_SURROGATE = re.compile("[\ud800-\udfff]")  # Python holds a pair as one character
+
+
+def storable(text: str) -> str:
+    r"""The text with each lone surrogate escaped: U+DC80 becomes the six characters `\udc80`."""
+    return _LONE_SURROGATE.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+
+
+def json_text(content: object, indent: int | None = None) -> str:
+    """JSON of which every text is storable."""
+    separators = (",", ":") if indent is None else None
+    text = json.dumps(content, indent=indent, ensure_ascii=False, separators=separators)
+    return _LONE_SURROGATE.sub(lambda found: f"\\\\u{ord(found[0]):04x}", text)
+
+
+_HEADER, _COMPRESSION, _DATA = 2, 3, 1  # fields of the flatbuffers tables Message, RecordBatch and DictionaryBatch
+
+
+def is_compressed(message: pa.ipc.Message) -> bool:
+    """Whether the buffers of a batch are compressed: a few bytes could become any number of them."""
+    content = message.metadata.to_pybytes()
+    batch = _table(content, struct.unpack_from("<I", content, 0)[0], _HEADER)
+    if message.type == "dictionary":
+        batch = _table(content, batch, _DATA)
+    return _field(content, batch, _COMPRESSION) is not None
+
+
+def _table(content: bytes, table: int, number: int) -> int:
+    """Where the table is that a field of a table refers to."""
+    field = _field(content, table, number)
+    if field is None:
+        raise ValueError("its message lacks a part")
+    return field + int(struct.unpack_from("<I", content, field)[0])
+
+
+def _field(content: bytes, table: int, number: int) -> int | None:
+    """Where a field of a flatbuffers table is, None if the table lacks it."""
+    entries = table - struct.unpack_from("<i", content, table)[0]
+    if entries < 0:
+        raise ValueError("its message is no flatbuffers table")
+    size = struct.unpack_from("<H", content, entries)[0]
+    if 4 + 2 * number >= size:
+        return None
+    offset = struct.unpack_from("<H", content, entries + 4 + 2 * number)[0]
+    return table + offset if offset else None
+
 
 Numbers = npt.NDArray[Any]  # of any of the types below
 _TYPES: dict[np.dtype[Any], pa.DataType] = {

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from layerscope.errors import SelectError, StoreError
-from layerscope.records import STEP_TYPE, Metric
+from layerscope.model.records import STEP_TYPE, Metric
 from layerscope.store.folder import create
 from layerscope.store.reader import Reader
 from layerscope.store.writer import FolderSink

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from layerscope.errors import BusyError, FormatError, StoreError
-from layerscope.records import Kind, Mode, Reading, Series
+from layerscope.model.records import Kind, Mode, Phase, Series
 from layerscope.store.files import ASIDE, Directory, opened
 from layerscope.store.format import (
     BY_SERIES,
@@ -30,10 +30,9 @@ from layerscope.store.format import (
     lock_name,
 )
 from layerscope.store.lock import FileLock
-from layerscope.store.manifests import read_manifest, write_json, write_live
-from layerscope.store.sessions import holder_of, session_names, write_session
+from layerscope.store.manifests import holder_of, read_manifest, session_names, write_json, write_live, write_session
+from layerscope.store.row_filter import RowFilter
 from layerscope.store.sources import RunFiles, segment_names
-from layerscope.store.wanted import Wanted
 from layerscope.version import __version__
 
 _MOST_SERIES = 2**31 - 1
@@ -41,7 +40,7 @@ _PATIENCE_S = 30.0  # with another recorder that makes the same folder
 
 
 @dataclass(frozen=True, slots=True)
-class OpenRun:
+class WritableRun:
     """A run folder opened for one recorder, locked against a second one."""
 
     path: Path
@@ -61,7 +60,7 @@ class OpenRun:
 
 def create(
     path: str | os.PathLike[str], *, resume: bool = False, rank: int = 0, info: Mapping[str, Any] | None = None
-) -> OpenRun:
+) -> WritableRun:
     """A run folder to record into. A taken name gets a suffix, `first-2`, unless the run is to be resumed.
 
     A folder that holds anything is taken. With `resume`, a folder that is no run is an error, a missing one is made.
@@ -186,7 +185,7 @@ def make_folders(directory: Directory) -> None:
                 inner.make(table)
 
 
-def _opened(folder: Path, rank: int) -> OpenRun:
+def _opened(folder: Path, rank: int) -> WritableRun:
     run = read_manifest(folder).id  # says so if it is no run
     lock = FileLock.take(folder / lock_name(rank))
     if lock is None:
@@ -200,7 +199,7 @@ def _opened(folder: Path, rank: int) -> OpenRun:
         if number > _MOST_SERIES:
             raise FormatError(f"{folder} uses all numbers that a series can have. Record to another folder.")
         session = 1 + max([*_sessions_of(folder, rank), 0])
-        made = OpenRun(folder, run, rank, session, series, number, time.time(), lock)
+        made = WritableRun(folder, run, rank, session, series, number, time.time(), lock)
         made.mark()
         lock.write(json.dumps({"pid": os.getpid(), "host": socket.gethostname(), "session": session}).encode())
     except BaseException:
@@ -218,13 +217,13 @@ def _busy(folder: Path, rank: int) -> BusyError:
 
 def known_series(files: RunFiles, rank: int) -> dict[Series, int]:
     """Every series of a rank with its number; one whose kind this version does not know is left alone."""
-    rows = files.sources("series").read(SCHEMA["series"].names, Wanted()).to_pylist()
+    rows = files.sources("series").read(SCHEMA["series"].names, RowFilter()).to_pylist()
     known: dict[Series, int] = {}
     for row in rows:
         if row["rank"] != rank:
             continue
         try:
-            kind, mode, reading = Kind(row["kind"]), Mode(row["mode"]), Reading(row["reading"])
+            kind, mode, reading = Kind(row["kind"]), Mode(row["mode"]), Phase(row["reading"])
         except ValueError:
             continue  # a newer layerscope's word
         words = (row["site"], row["port"], kind, mode, reading, row["dtype"])

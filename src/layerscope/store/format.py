@@ -10,8 +10,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from layerscope.records import Kind, Mode, Reading
-from layerscope.stats import spec
+from layerscope.model import summary_spec
+from layerscope.model.records import Kind, Mode, Phase
 
 VERSION = 1
 KEPT = ("sample_stats", "values")  # of single samples: rows of any size
@@ -32,7 +32,7 @@ _PART_NAME = re.compile(r"[0-9]{6,15}-[0-9]{1,9}\.parquet")
 _LOCK_NAME = re.compile(r"writer-r[0-9]{1,6}\.lock")
 
 _TEXT = pa.string()
-_MOMENTS = [(name, pa.int64() if name in spec.COUNTS else pa.float64()) for name in spec.MOMENTS]
+_MOMENTS = [(name, pa.int64() if name in summary_spec.COUNTS else pa.float64()) for name in summary_spec.MOMENTS]
 _SAMPLED = [("step", pa.int64()), ("series", pa.int32()), ("samples", pa.list_(pa.int64()))]
 _COLUMNS: dict[str, list[tuple[str, pa.DataType]]] = {
     "series": [
@@ -85,9 +85,9 @@ _COLUMNS: dict[str, list[tuple[str, pa.DataType]]] = {
 
 TEXTS = frozenset(name for columns in _COLUMNS.values() for name, kind in columns if kind == _TEXT)
 #: Columns that may have nulls; in any other a null is damage.
-NULLABLE = frozenset(("alias", "scale", "value", "time_s", "type", "context", *spec.MOMENTS))
+NULLABLE = frozenset(("alias", "scale", "value", "time_s", "type", "context", *summary_spec.MOMENTS))
 #: What the texts of some columns can be; any other is damage.
-_CHOICES = {name: frozenset(choices) for name, choices in (("kind", Kind), ("mode", Mode), ("reading", Reading))}
+_CHOICES = {name: frozenset(choices) for name, choices in (("kind", Kind), ("mode", Mode), ("reading", Phase))}
 #: What the lists that are texts of JSON hold, as a row of `steps` has them; those of graphs are read by `dependencies`.
 _LISTS: dict[str, type] = {"graphs": int, "samples": int, "categories": str, "losses": str}
 

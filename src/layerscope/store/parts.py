@@ -15,18 +15,17 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from layerscope.errors import FormatError
-from layerscope.records import Ids, Ints
-from layerscope.stats import spec
+from layerscope.model import summary_spec
+from layerscope.model.records import Ids, Ints
 from layerscope.store.columns import dtype_of, lengths, numbers, values
 from layerscope.store.files import ASIDE, Directory, checksum, damaged, opened, read_range
 from layerscope.store.format import BY_SERIES, KEPT, NULLABLE, PARTS, SCHEMA, TEXTS, VERSION, PartEntry, check_column
 from layerscope.store.manifests import check_version, unreadable
-from layerscope.store.pages import check_pages
-from layerscope.store.part_index import PartIndex, described, whole_numbers
-from layerscope.store.wanted import Wanted
+from layerscope.store.part_index import PartIndex, check_pages, described, whole_numbers
+from layerscope.store.row_filter import RowFilter
 
 ROW_GROUP = {table: 2_048 if table == "bits" else 16_384 for table in SCHEMA}
-_FLOATS = ["scale", "value", *spec.SUMS, *spec.EXTREMES]
+_FLOATS = ["scale", "value", *summary_spec.SUMS, *summary_spec.EXTREMES]
 _GROUPS_AT_ONCE = 8
 _GROUP_BYTES = 1 << 24  # of a row group in memory
 _CONTENT_BYTES = 1 << 20  # of a row group: what is read to find one array
@@ -102,7 +101,7 @@ def _options(table: str) -> dict[str, object]:
     return options
 
 
-class Lately:
+class RowGroupCache:
     """Row groups that were read last: what one series needs of them, its neighbors need too. Threads share it."""
 
     def __init__(self, most_bytes: int = 0) -> None:
@@ -137,7 +136,7 @@ class _Verified:
 
     closed = False
 
-    def __init__(self, part: Part) -> None:
+    def __init__(self, part: ParquetPart) -> None:
         self.handle = -1
         self._part = part
         self._place = 0
@@ -164,16 +163,16 @@ class _Verified:
         pass
 
 
-class Part:
+class ParquetPart:
     """One compacted file, its row groups known by series and step. Each read opens it: it holds no handle."""
 
-    def __init__(self, folder: Path, table: str, entry: PartEntry, lately: Lately | None = None) -> None:
+    def __init__(self, folder: Path, table: str, entry: PartEntry, lately: RowGroupCache | None = None) -> None:
         self.path = folder / PARTS / table / entry.file
         self.entry = entry
         self.rows = entry.rows
         self.size_bytes = entry.size
         self._folder = folder
-        self._lately = lately or Lately()
+        self._lately = lately or RowGroupCache()
         self.table = self._table = table
         self._key = (self.path, entry.footer, checksum(entry.chunks))
         self._faults: dict[int, str] = {}  # by row group: why it is left out
@@ -274,7 +273,7 @@ class Part:
     @cached_property
     def names(self) -> frozenset[str]:
         """What occurs in the column `name`."""
-        found = (table["name"].unique() for task in self.tasks(["name"], Wanted()) for table in task())
+        found = (table["name"].unique() for task in self.tasks(["name"], RowFilter()) for table in task())
         return frozenset(name for names in found for name in names.to_pylist())
 
     def series_numbers(self) -> Ids:
@@ -292,10 +291,10 @@ class Part:
         return np.repeat(np.array([group.total_byte_size for group in groups], np.int64) // np.maximum(rows, 1), rows)
 
     def _whole(self, column: str, dtype: type) -> Ids | Ints:
-        found = [values(table[column]) for task in self.tasks([column], Wanted()) for table in task()]
+        found = [values(table[column]) for task in self.tasks([column], RowFilter()) for table in task()]
         return np.concatenate([np.zeros(0, dtype), *found])
 
-    def groups(self, wanted: Wanted) -> list[int]:
+    def groups(self, wanted: RowFilter) -> list[int]:
         """The row groups that may hold a wanted row."""
         found: list[int] = np.flatnonzero(wanted.blocks(self._series, self._step)).tolist()
         return [group for group in found if group not in self._faults] if self._faults else found
@@ -308,13 +307,13 @@ class Part:
         """Those of the columns that are known to be the same in all rows of a row group, and what they are there."""
         return self.index.alike(group, [name for name in columns if name in self._names])
 
-    def tasks(self, columns: list[str], wanted: Wanted) -> list[Task]:
+    def tasks(self, columns: list[str], wanted: RowFilter) -> list[Task]:
         """The reading of the wanted rows, columns in the order asked for, in pieces that threads can share."""
         groups = self.groups(wanted)
         shares = [groups[start : start + _GROUPS_AT_ONCE] for start in range(0, len(groups), _GROUPS_AT_ONCE)]
         return [partial(self.read, share, columns, wanted) for share in shares]
 
-    def read(self, groups: list[int], columns: list[str], wanted: Wanted) -> list[pa.Table]:
+    def read(self, groups: list[int], columns: list[str], wanted: RowFilter) -> list[pa.Table]:
         """The wanted rows of some row groups."""
         names = self._needed(columns, wanted)
         with ExitStack() as stack:
@@ -327,7 +326,7 @@ class Part:
             tables = [self._rows(group, names, wanted, handle) for group in groups]
         return [self._complete(table, columns) for table in tables if table is not None and table.num_rows]
 
-    def _rows(self, group: int, names: list[str], wanted: Wanted, handle: Handle) -> pa.Table | None:
+    def _rows(self, group: int, names: list[str], wanted: RowFilter, handle: Handle) -> pa.Table | None:
         """The wanted rows of a row group, None if it cannot be trusted."""
         try:
             return _chosen(self._group(group, names, wanted, handle), names, wanted)
@@ -339,16 +338,16 @@ class Part:
             self._faults[group] = _reason(error)
             return None
 
-    def at_hand(self, columns: list[str], wanted: Wanted) -> bool:
+    def at_hand(self, columns: list[str], wanted: RowFilter) -> bool:
         """Whether all wanted rows were read lately: no thread is worth waking for them."""
         names = self._needed(columns, wanted)
         return self._lately.holds((*self._key, group, *names) for group in self.groups(wanted))
 
-    def _needed(self, columns: list[str], wanted: Wanted) -> list[str]:
+    def _needed(self, columns: list[str], wanted: RowFilter) -> list[str]:
         keys = () if wanted.everything else ("series", "step")
         return [name for name in dict.fromkeys((*columns, *keys)) if name in self._names]
 
-    def _group(self, group: int, names: list[str], wanted: Wanted, handle: Handle) -> pa.Table:
+    def _group(self, group: int, names: list[str], wanted: RowFilter, handle: Handle) -> pa.Table:
         def read() -> pa.Table:
             alike = self.alike(group, names)
             read = [name for name in names if name not in alike]
@@ -392,7 +391,7 @@ def _trusted(table: pa.Table, rows: int) -> pa.Table:
     return table
 
 
-def _chosen(table: pa.Table, names: list[str], wanted: Wanted) -> pa.Table:
+def _chosen(table: pa.Table, names: list[str], wanted: RowFilter) -> pa.Table:
     if wanted.everything:
         return table
     series, step = (values(table[name]) if name in names else None for name in ("series", "step"))

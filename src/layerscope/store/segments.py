@@ -15,13 +15,12 @@ import pyarrow as pa
 from xxhash import xxh3_64
 
 from layerscope.errors import FormatError
-from layerscope.records import Ids, Ints
-from layerscope.store.columns import lengths, numbers, values
+from layerscope.model.records import Ids, Ints
+from layerscope.store.columns import is_compressed, lengths, numbers, values
 from layerscope.store.files import Directory, checksum, damaged, opened, read_buffer, read_range
 from layerscope.store.format import NULLABLE, SCHEMA, SEGMENT_SCHEMA, SEGMENTS, VERSION, SegmentName, check_column
 from layerscope.store.manifests import check_version
-from layerscope.store.messages import is_compressed
-from layerscope.store.wanted import Wanted
+from layerscope.store.row_filter import RowFilter
 
 ROLL_BYTES = 64 << 20
 ROLL_S = 60.0
@@ -278,7 +277,7 @@ class Segment:
     @property
     def names(self) -> frozenset[str]:
         """What occurs in the column `name`."""
-        found = (table["name"].unique() for table in self.read(["name"], Wanted()))
+        found = (table["name"].unique() for table in self.read(["name"], RowFilter()))
         return frozenset(name for names in found for name in names.to_pylist())
 
     def alike(self, group: int, columns: Iterable[str]) -> dict[str, int | None]:
@@ -301,7 +300,7 @@ class Segment:
         sizes = [_row_bytes(batch) for batch in self._index]
         return np.concatenate(sizes) if sizes else np.zeros(0, np.int64)
 
-    def read(self, columns: list[str], wanted: Wanted) -> list[pa.Table]:
+    def read(self, columns: list[str], wanted: RowFilter) -> list[pa.Table]:
         """The wanted rows, with the columns in the order asked for."""
         found: list[pa.RecordBatch] = []
         own = [name for name in columns if self._schema is not None and name in self._schema.names]

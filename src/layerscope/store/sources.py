@@ -18,11 +18,10 @@ import pyarrow as pa
 from layerscope.errors import FormatError
 from layerscope.store.files import Directory, damaged, opened
 from layerscope.store.format import LIVE, SCHEMA, SEGMENTS, TABLES, Live, PartEntry, SegmentName, SessionName
-from layerscope.store.manifests import read_live, unreadable
-from layerscope.store.parts import Lately, Part
+from layerscope.store.manifests import Ended, has_graph, read_live, read_sessions, unreadable
+from layerscope.store.parts import ParquetPart, RowGroupCache
+from layerscope.store.row_filter import RowFilter
 from layerscope.store.segments import Segment
-from layerscope.store.sessions import Ended, has_graph, read_sessions
-from layerscope.store.wanted import Wanted
 
 Given = TypeVar("Given")
 Made = TypeVar("Made")
@@ -50,7 +49,7 @@ class Sources:
     """The opened files that together hold every row of a table exactly once."""
 
     table: str
-    parts: list[Part]
+    parts: list[ParquetPart]
     segments: list[Segment]
     again: Callable[[], Sources] | None = field(default=None, compare=False)  # a look that trusts no earlier one
     unopened: tuple[str, ...] = ()  # a sentence for each file that could not be opened
@@ -61,7 +60,7 @@ class Sources:
         return [*self.unopened, *(file.problem for file in self.files if file.problem is not None)]
 
     @property
-    def files(self) -> list[Part | Segment]:
+    def files(self) -> list[ParquetPart | Segment]:
         """Parts, then segments: the order of recording."""
         return [*self.parts, *self.segments]
 
@@ -85,7 +84,7 @@ class Sources:
         """What occurs in the column `name`."""
         return frozenset().union(*(file.names for file in self.files))
 
-    def read(self, columns: list[str], wanted: Wanted) -> pa.Table:
+    def read(self, columns: list[str], wanted: RowFilter) -> pa.Table:
         """The wanted rows, in the order of recording."""
         try:
             return self._read(columns, wanted)
@@ -94,7 +93,7 @@ class Sources:
                 raise
             return self.again().read(columns, wanted)
 
-    def _read(self, columns: list[str], wanted: Wanted) -> pa.Table:
+    def _read(self, columns: list[str], wanted: RowFilter) -> pa.Table:
         tasks = [task for part in self.parts for task in part.tasks(columns, wanted)]
         is_there = all(part.at_hand(columns, wanted) for part in self.parts)
         done = [task() for task in tasks] if is_there else in_threads(lambda task: task(), tasks)
@@ -107,23 +106,23 @@ class Sources:
             return pa.Table.from_batches([], schema)
         return pa.concat_tables(found)
 
-    def pieces(self, wanted: Wanted) -> list[Piece]:
+    def pieces(self, wanted: RowFilter) -> list[TableSource]:
         """The pieces of the files that may hold a wanted row, in the order of recording."""
-        found = [Piece(part, group) for part in self.parts for group in part.groups(wanted)]
-        return found + [Piece(segment, 0) for segment in self.segments if segment.rows]
+        found = [TableSource(part, group) for part in self.parts for group in part.groups(wanted)]
+        return found + [TableSource(segment, 0) for segment in self.segments if segment.rows]
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class TableSource:
     """A row group of a part, or a whole segment, which may get longer from one look to the next."""
 
-    file: Part | Segment
+    file: ParquetPart | Segment
     group: int
 
     @property
     def rows(self) -> int:
         """How many rows there are by now."""
-        return self.file.rows_of(self.group) if isinstance(self.file, Part) else self.file.rows
+        return self.file.rows_of(self.group) if isinstance(self.file, ParquetPart) else self.file.rows
 
     def alike(self, columns: Iterable[str]) -> dict[str, int | None]:
         """Those of the columns that are known to be the same in all rows, and what they are: nothing is read for it."""
@@ -133,8 +132,8 @@ class Piece:
         """All rows, as they lie; none if they cannot be trusted."""
         try:
             if isinstance(self.file, Segment):
-                return pa.concat_tables(self.file.read(columns, Wanted()))
-            for table in self.file.read([self.group], columns, Wanted()):
+                return pa.concat_tables(self.file.read(columns, RowFilter()))
+            for table in self.file.read([self.group], columns, RowFilter()):
                 return table
             return SCHEMA[self.file.table].empty_table().select(columns)
         except FileNotFoundError:
@@ -196,11 +195,11 @@ _HELD = _Held(HELD_BYTES)
 class RunFiles:
     """Opens the files of a run, and keeps what it has opened for the next look."""
 
-    def __init__(self, folder: Path, run: str, lately: Lately | None = None) -> None:
+    def __init__(self, folder: Path, run: str, lately: RowGroupCache | None = None) -> None:
         self.folder = folder
         self._run = run
         self._lately = lately
-        self._parts: dict[tuple[str, PartEntry], Part] = {}
+        self._parts: dict[tuple[str, PartEntry], ParquetPart] = {}
         self._segments: dict[tuple[str, SegmentName], Segment] = {}
         self._live = Live()
         self._one_look = threading.Lock()  # two looks at once would take in a batch twice
@@ -271,7 +270,7 @@ class RunFiles:
         for key, entry in entries.items():
             try:
                 if key not in self._parts:
-                    self._parts[key] = Part(self.folder, table, entry, self._lately)
+                    self._parts[key] = ParquetPart(self.folder, table, entry, self._lately)
             except FileNotFoundError:
                 if not give_up:
                     raise

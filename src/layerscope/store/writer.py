@@ -1,24 +1,60 @@
-"""The writer: takes records from the training thread and appends them to the run folder in a thread of its own."""
+"""How far something is, for who waits in a terminal."""
 
 from __future__ import annotations
 
 import os
+import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from layerscope.errors import LayerscopeWarning, StoreError
-from layerscope.records import Event, Link, NamedNode, Record, Series
-from layerscope.store.backlog import Backlog, Item, Load, described
-from layerscope.store.batches import NumberedSeries
-from layerscope.store.compact import compact
-from layerscope.store.dependencies import numbered
-from layerscope.store.folder import OpenRun
-from layerscope.store.output import FolderGoneError, Output
-from layerscope.store.progress import progress_line
-from layerscope.store.text import storable
+from layerscope.model.records import DependencyLink, Event, NamedNode, Record, Series
+from layerscope.store.columns import storable
+from layerscope.store.compaction import compact
+from layerscope.store.folder import WritableRun
+from layerscope.store.graph_files import numbered
+from layerscope.store.record_batches import NumberedSeries
+from layerscope.store.table_writer import FolderGoneError, Output
+from layerscope.store.write_queue import Item, Load, WriteQueue, described
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+
+PATIENCE_S = 2.0  # what takes less shows nothing
+
+
+@contextmanager
+def progress_line(text: str) -> Iterator[Callable[[float], None]]:
+    """A function to tell the share that is done: shown on stderr if that is a terminal and it takes long."""
+    began = time.monotonic()
+    lines: list[Progress] = []
+    with ExitStack() as shown:
+
+        def tell(share: float) -> None:
+            if not lines and time.monotonic() - began >= PATIENCE_S and sys.stderr is not None and sys.stderr.isatty():
+                lines.append(shown.enter_context(_line(text)))
+            for line in lines:
+                line.update(line.task_ids[0], completed=share)
+
+        yield tell
+
+
+def _line(text: str) -> Progress:
+    from rich.console import Console  # loaded when somebody waits, not by every training
+    from rich.markup import escape
+    from rich.progress import Progress
+
+    console = Console(file=sys.stderr)
+    line = Progress(console=console, transient=True, redirect_stdout=False, redirect_stderr=False)
+    line.add_task(escape(text), total=1.0)
+    return line
+
 
 QUEUE_BYTES = 64 << 20
 FLUSH_BYTES = 4 << 20
@@ -49,16 +85,16 @@ class FolderSink:
     of the next `put`, and never raised. In a forked child every method does nothing.
     """
 
-    def __init__(self, run: OpenRun, *, queue_bytes: int = QUEUE_BYTES, compact: bool = True) -> None:
+    def __init__(self, run: WritableRun, *, queue_bytes: int = QUEUE_BYTES, compact: bool = True) -> None:
         self.run = run
         self.cpu_s = 0.0  # what the writer thread has used
         self._compact = compact
         self._pid = os.getpid()
         self._numbers = dict(run.series)
         self._next = run.next_series
-        self._graphs: dict[tuple[tuple[NamedNode, ...], tuple[Link, ...]], int] = {}
+        self._graphs: dict[tuple[tuple[NamedNode, ...], tuple[DependencyLink, ...]], int] = {}
         self._graphs_put: set[int] = set()
-        self._backlog = Backlog(queue_bytes)
+        self._backlog = WriteQueue(queue_bytes)
         self._output = Output(run)
         self._wake = threading.Event()
         self._stopping = False
@@ -98,7 +134,7 @@ class FolderSink:
             self._numbers[known_as] = number
         return number
 
-    def dependencies_id(self, nodes: tuple[NamedNode, ...], links: tuple[Link, ...]) -> int:
+    def dependencies_id(self, nodes: tuple[NamedNode, ...], links: tuple[DependencyLink, ...]) -> int:
         """Number of a dependency graph, the same for equal graphs in every session and every run."""
         number = self._graphs.get((nodes, links))
         if number is not None:

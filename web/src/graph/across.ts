@@ -1,4 +1,4 @@
-/** The x of everything in a group. The same as `layerscope/query/across.py`, and tested against the same golden files. */
+/** The x of everything in a group. The same as `layerscope/graph/layout_x.py`, and tested against the same golden files. */
 
 import { type Link, NOTHING, type Ordering } from "./order";
 

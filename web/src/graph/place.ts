@@ -1,4 +1,4 @@
-/** Sizes and an ordering → x and y of everything in a group. The same as `layerscope/query/place.py` without columns. */
+/** Sizes and an ordering → x and y of everything in a group. The same as `layerscope/graph/place.py` without columns. */
 
 import { across, type Extent, type Extents, linkEnds, settle } from "./across";
 import { type Lane, NOTHING, type Ordering } from "./order";

@@ -1,10 +1,4 @@
-"""Calls of modules: what goes in, what comes out, and which call it was.
-
-Forward hooks are torch's global ones, looked up by module, rather than hooks on the user's modules: nothing is
-stored in the model, so that it can be copied and saved while it is watched, and `nn.TransformerEncoderLayer` keeps its
-fused path, which it leaves for modules that carry hooks. Global hooks run before a module's own, which may replace what
-goes in and what comes out: behind those a hook of ours is put, for the length of one call or of one step.
-"""
+"""Calls of modules in progress: which module, at which site, in which thread."""
 
 from __future__ import annotations
 
@@ -19,20 +13,70 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.utils.hooks import RemovableHandle
 
-from layerscope.capture.torch.calls import Call, Thread, is_below
-from layerscope.capture.torch.contexts import Contexts
-from layerscope.capture.torch.evaluations import Evaluations, IdleHook
-from layerscope.capture.torch.gradients import Gradients, edge_of
-from layerscope.capture.torch.guard import Guard
-from layerscope.capture.torch.hooks import Hook, is_recorded_by_others
-from layerscope.capture.torch.intake import Place
-from layerscope.capture.torch.roots import Roots
-from layerscope.capture.torch.structure import Key, Structure, TracedForward
+from layerscope.capture.torch.call_graph import CallGraphRecorder, Key, OutermostCalls, TracedForward
+from layerscope.capture.torch.contexts import Contexts, Evaluations, IdleHook, State
+from layerscope.capture.torch.gradients import Consumers, Edge, GradientFlow, GradientHooks, edge_of
+from layerscope.capture.torch.hooks import Hook, ListenerGuard, is_recorded_by_others
+from layerscope.capture.torch.summarizer import SeriesKey
 from layerscope.capture.torch.targets import Targets, numbered
-from layerscope.capture.torch.tensors import inputs_in, tensors_in
-from layerscope.capture.torch.trace.fused import may_take_fused_path
-from layerscope.records import Kind, Mode, Reading
-from layerscope.select import ROOT
+from layerscope.capture.torch.tensor_tree import inputs_in, tensors_in
+from layerscope.capture.torch.trace.functions import may_take_fused_path
+from layerscope.model.patterns import ROOT
+from layerscope.model.records import Kind, Mode, Phase
+
+
+class Call:
+    """One call of a module of the model, in progress."""
+
+    __slots__ = (
+        *("again", "before", "context", "first_node", "inputs", "inside"),
+        *("is_new", "module", "names", "parent", "site", "waits"),
+    )
+
+    def __init__(self, module: nn.Module, site: str, parent: str) -> None:
+        self.module = module
+        self.site = site
+        self.context = ""  # the name that the training loop gave the forward
+        self.before: State | None = None  # the context to go back to, of a call that is computed again
+        self.parent = parent  # site of the call around it, "" for an outermost one
+        self.is_new = False  # whether the graph of calls lacks it
+        # Checkpointing computes it a second time, while backward runs: its values were read the first time.
+        self.again = torch._C._current_graph_task_id() != -1
+        self.first_node: int = torch._C._autograd._get_sequence_nr()  # what autograd will number the next node
+        self.waits = False  # for the module's own hooks, which may replace what comes out
+        self.inputs: list[tuple[Edge, SeriesKey]] = []
+        self.inside: dict[Consumers, GradientFlow] = {}
+        self.names: dict[str, int] = {}
+
+    @property
+    def mode(self) -> Mode:
+        """Whether the module is training."""
+        return Mode.TRAIN if self.module.training else Mode.EVAL
+
+    def place(self, port: str, kind: Kind, reading: Phase = Phase.FORWARD) -> SeriesKey:
+        """The place of a tensor that the call takes or gives, or of its gradient."""
+        return SeriesKey(self.site, port, kind, self.mode, reading, self.context)
+
+
+class Thread(threading.local):
+    """The calls in progress on one thread, and which module was called how often in the outermost of them."""
+
+    def __init__(self) -> None:
+        self.calls: list[Call] = []
+        self.counts: dict[nn.Module, int] = {}
+        self.order: list[Key] = []  # the calls inside the outermost one so far, and tensors named in them
+        self.forward: TracedForward | None = None
+        self.frame: FrameType | None = None  # where the outermost module was called, while it runs
+        self.muted = 0  # calls in progress that are not read: a forward, and those inside it
+        self.told: dict[tuple[nn.Module, str], int] = {}  # the same inside compiled regions, by port
+
+
+def is_below(frame: FrameType | None, other: FrameType) -> bool:
+    """Whether the other frame is on the way from the frame down to where the thread began."""
+    while frame is not None and frame is not other:
+        frame = frame.f_back
+    return frame is not None
+
 
 OF_MODULES = frozenset(
     (Kind.INPUT, Kind.INPUT_GRAD, Kind.INPUT_GRAD_NORM, Kind.OUTPUT, Kind.OUTPUT_GRAD, Kind.OUTPUT_GRAD_NORM)
@@ -46,7 +90,12 @@ class Forwards:
     """Reads inputs and outputs of the chosen modules, and has their gradients read."""
 
     def __init__(
-        self, gradients: Gradients, guard: Guard, structure: Structure, contexts: Contexts, evaluations: Evaluations
+        self,
+        gradients: GradientHooks,
+        guard: ListenerGuard,
+        structure: CallGraphRecorder,
+        contexts: Contexts,
+        evaluations: Evaluations,
     ) -> None:
         self._intake = gradients.intake
         self._contexts = contexts
@@ -54,7 +103,7 @@ class Forwards:
         self._guard = guard
         self._structure = structure
         self._evaluations = evaluations
-        self._roots = Roots()
+        self._roots = OutermostCalls()
         self._thread = Thread()
         self._lock = threading.Lock()
         self._behind: dict[nn.Module, tuple[RemovableHandle, int]] = {}  # and how many calls in progress wait for it
@@ -116,11 +165,11 @@ class Forwards:
         if call is not None and self._replaceable and not call.again:
             self._add_named(call, tensor, site)
         mode = Mode.TRAIN if call is None else call.mode
-        place = Place(site, "tensor", Kind.TENSOR, mode, Reading.FORWARD, self._contexts.current)
+        place = SeriesKey(site, "tensor", Kind.TENSOR, mode, Phase.FORWARD, self._contexts.current)
         if Kind.TENSOR in self._targets.kinds and (call is None or not call.again):
             self._intake.add(tensor, place)
         if Kind.TENSOR_GRAD in self._targets.kinds and tensor.requires_grad:
-            self._gradients.follow(tensor, place._replace(kind=Kind.TENSOR_GRAD, reading=Reading.BACKWARD))
+            self._gradients.follow(tensor, place._replace(kind=Kind.TENSOR_GRAD, reading=Phase.BACKWARD))
 
     def _add_named(self, call: Call, tensor: Tensor, site: str) -> None:
         """Add a tensor that was named inside a call to the graph."""
@@ -295,7 +344,7 @@ class Forwards:
             if values and not call.again:
                 self._intake.add(tensor, call.place(port, Kind.INPUT))
             if gradients and tensor.requires_grad and torch.is_grad_enabled():
-                call.inputs.append((edge_of(tensor), call.place(port, Kind.INPUT_GRAD, Reading.BACKWARD)))
+                call.inputs.append((edge_of(tensor), call.place(port, Kind.INPUT_GRAD, Phase.BACKWARD)))
 
     def _leave(self, module: nn.Module, output: object) -> None:
         calls = self._thread.calls
@@ -363,7 +412,7 @@ class Forwards:
         """Have the gradients read that will flow back to a module and through it."""
         if self._gradients.wanted(Kind.OUTPUT_GRAD):
             for port, tensor in outputs:
-                self._gradients.follow(tensor, call.place(port, Kind.OUTPUT_GRAD, Reading.BACKWARD))
+                self._gradients.follow(tensor, call.place(port, Kind.OUTPUT_GRAD, Phase.BACKWARD))
         if call.inputs:
             self._gradients.through(call.inputs, [tensor for _, tensor in outputs], call.first_node, call.inside)
         around = self._thread.calls
@@ -377,7 +426,7 @@ class Forwards:
         kind = Kind.INPUT if port.startswith("input") else Kind.OUTPUT
         if module in self._targets.modules and kind in self._targets.kinds:
             mode = Mode.TRAIN if module.training else Mode.EVAL
-            self._intake.add(tensor, Place(site, port, kind, mode, Reading.FORWARD, self._contexts.current))
+            self._intake.add(tensor, SeriesKey(site, port, kind, mode, Phase.FORWARD, self._contexts.current))
         self.called.add(module)
         if path == ROOT and kind is Kind.OUTPUT and not self._thread.calls:
             counts.clear()

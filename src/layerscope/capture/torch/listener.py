@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import sys
 import time
+import weakref
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, ExitStack
+from dataclasses import replace
 from types import FrameType
 from typing import TYPE_CHECKING
 
@@ -15,24 +17,28 @@ from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.utils.hooks import RemovableHandle
 
-from layerscope.capture.attached import audience
-from layerscope.capture.collector import Collector, Taken
-from layerscope.capture.named import NamedStep
-from layerscope.capture.torch.contexts import Contexts, Within
-from layerscope.capture.torch.evaluations import Evaluations, IdleHook
+from layerscope.capture.core.collector import Collector, StepSummaries
+from layerscope.capture.core.named_tensors import NamedStep, attach_listeners
+from layerscope.capture.core.recorder import Opened, Recorder, When
+from layerscope.capture.torch.call_graph import CallGraphRecorder
+from layerscope.capture.torch.contexts import Contexts, Evaluations, IdleHook, Within
 from layerscope.capture.torch.forwards import FORWARD_KINDS, Forwards
-from layerscope.capture.torch.gradients import Gradients
-from layerscope.capture.torch.guard import Guard
-from layerscope.capture.torch.hooks import abandon, compiled_parts, is_recorded_by_others, remove_abandoned
-from layerscope.capture.torch.intake import Extent, Intake
-from layerscope.capture.torch.named import NamedTensors, Settings
+from layerscope.capture.torch.gradients import GradientHooks
+from layerscope.capture.torch.hooks import (
+    ListenerGuard,
+    abandon,
+    compiled_parts,
+    is_recorded_by_others,
+    remove_abandoned,
+)
+from layerscope.capture.torch.named_listener import Settings, TorchNamedTensors
 from layerscope.capture.torch.parameters import Parameters
-from layerscope.capture.torch.structure import Structure
-from layerscope.capture.torch.targets import Selection, Targets, module_nodes
-from layerscope.records import Event, Graph, Kind, Reading
+from layerscope.capture.torch.summarizer import Summarizer, SummaryOptions
+from layerscope.capture.torch.targets import Targets, WatchSelection, module_nodes
+from layerscope.model.records import CallGraph, Event, Kind, Phase, Sink
 
 if TYPE_CHECKING:
-    from layerscope.capture.torch.compiled import CompiledModules
+    from layerscope.capture.torch.compiled_modules import CompiledModules
 
 
 _IN_EVALUATIONS = frozenset((Kind.INPUT, Kind.OUTPUT, Kind.TENSOR))
@@ -47,10 +53,10 @@ class TorchListener:
 
     def __init__(
         self,
-        selection: Selection,
+        selection: WatchSelection,
         collector: Collector,
         report: Callable[[str, str], None],
-        extent: Extent,
+        extent: SummaryOptions,
         settings: Settings,
     ) -> None:
         def warn(text: str) -> None:
@@ -60,12 +66,12 @@ class TorchListener:
         self._collector = collector
         self._report = report
         self._hooks = ExitStack()
-        self._guard = Guard(warn, self._fail)
+        self._guard = ListenerGuard(warn, self._fail)
         self._contexts = Contexts()
-        self._intake = Intake(collector, warn, extent)
-        self._gradients = Gradients(self._intake, self._guard, selection.kinds)
-        self.named = NamedTensors(self._gradients, self._guard, selection, settings, self._contexts)
-        self._structure = Structure(report)
+        self._intake = Summarizer(collector, warn, extent)
+        self._gradients = GradientHooks(self._intake, self._guard, selection.kinds)
+        self.named = TorchNamedTensors(self._gradients, self._guard, selection, settings, self._contexts)
+        self._structure = CallGraphRecorder(report)
         most = extent.evaluation if selection.kinds & _IN_EVALUATIONS else 0
         self._evaluations = Evaluations(collector, self._contexts, most)
         self._forwards = Forwards(self._gradients, self._guard, self._structure, self._contexts, self._evaluations)
@@ -107,7 +113,7 @@ class TorchListener:
             self._keep(self._forwards.hooks(self._targets))
         else:
             self._compiled.recorded = True
-        self._hooks.enter_context(audience.listening(self._named))
+        self._hooks.enter_context(attach_listeners.listening(self._named))
         self._is_hearing = True
 
     def _hear_nothing(self) -> None:
@@ -174,7 +180,7 @@ class TorchListener:
         beginnings = compiled_parts(selection.model) if selection.kinds & FORWARD_KINDS else set()
         if not beginnings:
             return None
-        from layerscope.capture.torch.compiled import CompiledModules  # loads the compiler
+        from layerscope.capture.torch.compiled_modules import CompiledModules  # loads the compiler
 
         members, inputs = selection.targets().members, Kind.INPUT in selection.kinds
         return CompiledModules(self._forwards, members, beginnings, inputs=inputs, notice=self._notice_compiled)
@@ -285,18 +291,18 @@ class TorchListener:
         self._targets = self._selection.targets()
         self._evaluations.roots = self._targets.roots
 
-    def finish(self, step: int, now: NamedStep) -> Taken:
+    def finish(self, step: int, now: NamedStep) -> StepSummaries:
         """Read what is read at the end of a step and hand over all of it."""
-        self._taken = Taken(0, 0)
+        self._taken = StepSummaries(0, 0)
         self._guard.run(self._finish, step, now)
         if not self._guard.failed:
             self.discard()
         return self._taken
 
-    def keep(self, taken: Taken) -> None:
+    def keep(self, taken: StepSummaries) -> None:
         """A step that has ended is recorded: what it adds to the graph is not handed over again."""
         for record in taken.records:
-            if isinstance(record, Graph):
+            if isinstance(record, CallGraph):
                 self._structure.keep(record.calls, record.edges)
 
     def has_heard(self) -> bool:
@@ -314,7 +320,7 @@ class TorchListener:
         self._parameters.finish()
         scale = self._scale()
         left = scale if self._parameters.still_scaled else self._parameters.scaling.left_on_gradients()
-        scales = {Reading.BACKWARD: scale, Reading.STEP: left}
+        scales = {Phase.BACKWARD: scale, Phase.STEP: left}
         if scale is None:
             self._report(
                 "warning", "Gradients of outputs and inputs are left out: AMP's scale in this step is not known."
@@ -325,7 +331,7 @@ class TorchListener:
         taken = self._collector.finish(step, scales)
         if now.entries:
             records = (*taken.records, *deep)
-            taken = Taken(taken.summaries, taken.bytes + size, records, self.named.dependence(now))
+            taken = StepSummaries(taken.summaries, taken.bytes + size, records, self.named.dependence(now))
         graph = self._graph()
         if graph is not None:
             taken = taken._replace(records=(*taken.records, graph))
@@ -333,10 +339,10 @@ class TorchListener:
         self._tell_unseen()
         self._tell_mixed()
 
-    def _graph(self) -> Graph | None:
+    def _graph(self) -> CallGraph | None:
         """What the step in progress adds to the graph."""
         calls, edges = self._structure.news()
-        return Graph(module_nodes(self._selection.model), calls, edges) if calls or edges else None
+        return CallGraph(module_nodes(self._selection.model), calls, edges) if calls or edges else None
 
     def _scale(self) -> float | None:
         """What the gradients of this step were multiplied by; None if that cannot be told."""
@@ -419,3 +425,36 @@ class TorchListener:
     def _named(self, tensor: object, name: str) -> None:
         if isinstance(tensor, Tensor) and not is_recorded_by_others():
             self._guard.run(self._forwards.name, tensor, name)
+
+
+_ALL_OF_IT = SummaryOptions()
+
+#: The number of autograd's next node on this thread: another one once a forward has run.
+progress: Callable[[], int] = torch._C._autograd._get_sequence_nr
+
+
+def record(
+    selection: WatchSelection, when: When, sink: Sink, first_step: int = 0, extent: SummaryOptions = _ALL_OF_IT
+) -> Recorder:
+    """A recorder that reads the selection into the sink."""
+
+    def open(recorder: weakref.ref[Recorder]) -> Opened:
+        return Opened(sink, listener(selection, when, sink, extent, recorder), first_step, models=selection.models)
+
+    return Recorder(open, when, progress, first_step)
+
+
+def listener(
+    selection: WatchSelection, when: When, sink: Sink, extent: SummaryOptions, recorder: weakref.ref[Recorder]
+) -> TorchListener:
+    """A listener that reads the selection into the sink, for a recorder that it does not keep alive."""
+
+    def report(level: str, text: str) -> None:
+        live = recorder()
+        if live is not None:
+            sink.put(Event(live.current_step, level, text, time.time()))
+
+    if not selection.is_bare:
+        sink.put(CallGraph(module_nodes(selection.model)))
+    extent = replace(extent, evaluation=when.evaluation)
+    return TorchListener(selection, Collector(sink), report, extent, Settings(when.depth, when.ring > 0))

@@ -1,25 +1,101 @@
-"""What an optimizer works on: gradients as they were applied, updates, its state; weights and buffers as they stand."""
+"""The factor that AMP's GradScaler puts on the loss, and so on every gradient while backward runs.
+
+Nobody hands the scaler to a recorder. It is on the call stack when it makes an optimizer step; in a step that it skips,
+and none seen before, it is looked for among all objects, once.
+"""
 
 from __future__ import annotations
 
+import gc
 import math
+import sys
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 
 import torch
 from torch import Tensor
+from torch.amp.grad_scaler import GradScaler, OptState
 from torch.nn import UninitializedBuffer, UninitializedParameter
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
-from layerscope.capture.torch.guard import Guard
-from layerscope.capture.torch.intake import Intake, Place
-from layerscope.capture.torch.scaling import Scaling
-from layerscope.capture.torch.shards import local_part
-from layerscope.capture.torch.targets import Selection, Targets
-from layerscope.capture.torch.tensors import tensors_in
-from layerscope.records import UPDATE_RATIO, Kind, Mode, Reading
+from layerscope.capture.torch.hooks import ListenerGuard
+from layerscope.capture.torch.summarizer import SeriesKey, Summarizer
+from layerscope.capture.torch.targets import Targets, WatchSelection
+from layerscope.capture.torch.tensor_tree import local_part, tensors_in
+from layerscope.model.records import UPDATE_RATIO, Kind, Mode, Phase
 from layerscope.stats.torch import is_wrapper
+
+_HOME = GradScaler.__module__
+_DEEPEST = 16  # frames between an optimizer's hook and the scaler that called the optimizer
+
+
+class Scaling:
+    """Which scaler is used, and what its scale was during the backwards of the step in progress."""
+
+    def __init__(self) -> None:
+        self._scaler: weakref.ref[GradScaler] | None = None
+        self._searched = False
+        self._unused = False  # nobody has a scaler
+        self.scale: float | None = None  # in this step; None if not known yet
+
+    def start_over(self) -> None:
+        """Begin a step, in which the scale is what it is now."""
+        scaler = self._known()
+        self.scale = None if scaler is None else scaler.get_scale()
+
+    def notice_step(self) -> None:
+        """Called while an optimizer steps: if a scaler had it do so, that is the one."""
+        frame = sys._getframe(1)
+        for _ in range(_DEEPEST):
+            # Looking at a frame's variables keeps them alive with it: only torch's own frames, which soon end.
+            if frame.f_globals.get("__name__") == _HOME:
+                found = frame.f_locals.get("self")
+                if isinstance(found, GradScaler):
+                    self._scaler, self.scale = weakref.ref(found), found.get_scale()
+                    return
+            if frame.f_back is None:
+                break
+            frame = frame.f_back
+        if self._known() is None:
+            self.scale = 1.0
+
+    def of_skipped_step(self) -> float | None:
+        """The scale in a step in which no optimizer stepped; None if it cannot be told."""
+        if self.scale is None and not self._searched:
+            self._searched = True
+            # By type: asking an object for its class may run code of its own.
+            scalers = [found for found in gc.get_objects() if issubclass(type(found), GradScaler)]
+            scalers = [scaler for scaler in scalers if scaler.is_enabled()]
+            self._unused = not scalers
+            if len(scalers) == 1:
+                self._scaler, self.scale = weakref.ref(scalers[0]), _before_update(scalers[0])
+        return 1.0 if self._unused and self.scale is None else self.scale
+
+    def fell(self) -> bool:
+        """Whether the scaler has lowered its scale in this step, as it does when it skips one."""
+        scaler = self._known()
+        return scaler is not None and self.scale is not None and scaler.get_scale() < self.scale
+
+    def left_on_gradients(self) -> float:
+        """The factor that is still on the parameters' gradients at the end of a step without an optimizer step."""
+        scaler = self._known()
+        if scaler is None or not scaler.is_enabled() or self.scale is None or self.fell():
+            return 1.0
+        unscaled = any(state["stage"] is not OptState.READY for state in scaler._per_optimizer_states.values())
+        return 1.0 if unscaled else self.scale
+
+    def _known(self) -> GradScaler | None:
+        return None if self._scaler is None else self._scaler()
+
+
+def _before_update(scaler: GradScaler) -> float:
+    """The scale during the first step we see of a scaler: `update()` may have lowered it since."""
+    scale = scaler.get_scale()
+    as_it_was = bool(scaler._per_optimizer_states) or scale == scaler._init_scale
+    return scale if as_it_was else scale / scaler.get_backoff_factor()
+
 
 APPLIED_KINDS = frozenset((Kind.WEIGHT_GRAD, Kind.UPDATE, Kind.OPTIMIZER))
 AT_THE_END = frozenset((Kind.WEIGHT_GRAD, Kind.WEIGHT))
@@ -35,7 +111,11 @@ class Parameters:
     """Reads the chosen parameters, their gradients and updates, the optimizer's state and the buffers."""
 
     def __init__(
-        self, intake: Intake, guard: Guard, selection: Selection, before_step: Callable[[], None] = lambda: None
+        self,
+        intake: Summarizer,
+        guard: ListenerGuard,
+        selection: WatchSelection,
+        before_step: Callable[[], None] = lambda: None,
     ) -> None:
         self._intake = intake
         self._guard = guard
@@ -98,19 +178,19 @@ class Parameters:
 
     def finish(self) -> None:
         """Read what stands when the step ends, and gradients that no optimizer step showed."""
-        kinds, those = self._targets.kinds, list[tuple[Tensor, list[Place]]]()
+        kinds, those = self._targets.kinds, list[tuple[Tensor, list[SeriesKey]]]()
         for parameter, names in self._targets.parameters.items() if kinds & AT_THE_END else ():
             if isinstance(parameter, UninitializedParameter):  # a lazy module's, before its first forward
                 continue
             gradient = self._held.get(parameter) if parameter.grad is None else parameter.grad
             if Kind.WEIGHT_GRAD in kinds and parameter not in self.graded and gradient is not None:
                 self.graded.add(parameter)
-                those.append((gradient, _places(names, Kind.WEIGHT_GRAD, Reading.STEP)))
+                those.append((gradient, _places(names, Kind.WEIGHT_GRAD, Phase.STEP)))
             if Kind.WEIGHT in kinds:
-                those.append((parameter, _places(names, Kind.WEIGHT, Reading.STEP)))
+                those.append((parameter, _places(names, Kind.WEIGHT, Phase.STEP)))
         for buffer, names in self._targets.buffers.items() if Kind.BUFFER in kinds else ():
             if not isinstance(buffer, UninitializedBuffer):
-                those.append((buffer, _places(names, Kind.BUFFER, Reading.STEP)))
+                those.append((buffer, _places(names, Kind.BUFFER, Phase.STEP)))
         self._intake.add_all(those)
 
     def _hold(self, parameter: Tensor) -> None:
@@ -168,7 +248,9 @@ class Parameters:
         for parameter in mine:
             self._held.pop(parameter, None)
 
-    def _applied(self, parameter: Tensor, optimizer: Optimizer) -> Iterator[tuple[Tensor, list[Place], float | None]]:
+    def _applied(
+        self, parameter: Tensor, optimizer: Optimizer
+    ) -> Iterator[tuple[Tensor, list[SeriesKey], float | None]]:
         """A parameter's gradient, its update with what that is against the weights, and its state."""
         kinds, names, gradient = self._targets.kinds, self._targets.parameters[parameter], parameter.grad
         if Kind.WEIGHT_GRAD in kinds and gradient is not None:
@@ -188,8 +270,8 @@ class Parameters:
         return (parameter for group in optimizer.param_groups for parameter in group["params"] if parameter in chosen)
 
 
-def _places(names: Iterable[str], kind: Kind, reading: Reading = Reading.OPTIMIZER) -> list[Place]:
-    return [Place(name, kind.value, kind, Mode.TRAIN, reading) for name in names]
+def _places(names: Iterable[str], kind: Kind, reading: Phase = Phase.OPTIMIZER) -> list[SeriesKey]:
+    return [SeriesKey(name, kind.value, kind, Mode.TRAIN, reading) for name in names]
 
 
 def _update(parameter: Tensor, before: Tensor) -> tuple[Tensor, float | None]:

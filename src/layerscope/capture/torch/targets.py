@@ -14,8 +14,8 @@ from torch.optim import Optimizer
 
 from layerscope.capture.torch.hooks import is_wrapper
 from layerscope.errors import LayerscopeWarning, SelectError
-from layerscope.records import Kind, ModuleNode
-from layerscope.select import ROOT, listed, selected, unmatched
+from layerscope.model.patterns import ROOT, listed, selected, unmatched
+from layerscope.model.records import Kind, ModuleNode
 
 Choice = str | re.Pattern[str] | type[nn.Module]
 Choices = Choice | Iterable[Choice] | None
@@ -42,7 +42,7 @@ class Targets:
     roots: Mapping[nn.Module, str]  # of all modules, those whose forwards are those of the model
 
 
-class Selection:
+class WatchSelection:
     """What the user's words select in a model, looked up anew whenever its modules or parameters were replaced."""
 
     def __init__(
@@ -216,7 +216,7 @@ def choose(
     kinds: Choices,
     sites: Choices,
     exclude: Choices = (),
-) -> Selection:
+) -> WatchSelection:
     """The selection that the user's words make; an error if they select nothing."""
     if model is None:
         model, optimizer = nn.Module(), None  # whichever optimizer steps
@@ -227,7 +227,7 @@ def choose(
     for choice in (*choices(sites), *choices(exclude)):
         if choice != "*" and not _hits(choice, modules, names):
             raise SelectError(_missed(choice, modules, names))
-    selection = Selection(model, _optimizers(optimizer), _kinds(kinds), choices(sites), choices(exclude))
+    selection = WatchSelection(model, _optimizers(optimizer), _kinds(kinds), choices(sites), choices(exclude))
     targets = selection.targets()
     of_modules = targets.modules and targets.kinds - OF_PARAMETERS
     of_parameters = targets.parameters and targets.kinds & OF_PARAMETERS

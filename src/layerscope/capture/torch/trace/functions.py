@@ -7,10 +7,11 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from types import FunctionType
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch._ops import OpOverload, OpOverloadPacket
 
 Function = Callable[..., Any]  # Any: torch's functions take and give whatever they like
@@ -52,7 +53,7 @@ _TRAINING_AT = {"dropout": 2, "alpha_dropout": 2, "feature_dropout": 2, "feature
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Facts:
+class FunctionFacts:
     """What is known of one function before it is called."""
 
     name: str  # "conv2d", "add" for `add_`, `__iadd__` and `__radd__` alike
@@ -69,7 +70,7 @@ class Facts:
 
 
 @lru_cache(maxsize=8192)
-def facts(function: Function) -> Facts:
+def facts(function: Function) -> FunctionFacts:
     """What is known of a function; looked up once for each."""
     raw = raw_name(function)
     name = plain_name(raw)
@@ -80,7 +81,7 @@ def facts(function: Function) -> Facts:
         or (raw.endswith("_") and not raw.endswith("__"))
     )
     mutates = _mutated(function, raw)
-    return Facts(
+    return FunctionFacts(
         name=name,
         in_place=in_place,
         is_random=_RANDOM.fullmatch(name) is not None,
@@ -96,9 +97,9 @@ def facts(function: Function) -> Facts:
 
 
 @lru_cache(maxsize=1024)
-def source(name: str) -> Facts:
+def source(name: str) -> FunctionFacts:
     """The facts of a node that no function gave: an input, a constant, an output, a module that is not opened."""
-    return Facts(name)
+    return FunctionFacts(name)
 
 
 def raw_name(function: Function) -> str:
@@ -125,7 +126,7 @@ def plain_name(raw: str) -> str:
     return raw.rstrip("_") if raw.endswith("_") else raw
 
 
-def draws(known: Facts, args: Sequence[Any], kwargs: Arguments) -> bool:
+def draws(known: FunctionFacts, args: Sequence[Any], kwargs: Arguments) -> bool:
     """Whether a call of a function that may draw random numbers will do so, as far as its arguments tell."""
     name = known.name
     if name == "scaled_dot_product_attention":
@@ -136,13 +137,13 @@ def draws(known: Facts, args: Sequence[Any], kwargs: Arguments) -> bool:
     return True
 
 
-def writes_first(known: Facts, args: Sequence[Any], kwargs: Arguments) -> bool:
+def writes_first(known: FunctionFacts, args: Sequence[Any], kwargs: Arguments) -> bool:
     """Whether a call works in place, by its name or because it was told to."""
     asked = known.inplace_at is not None and _argument(known.inplace_at, "inplace", args, kwargs) is True
     return known.in_place or asked
 
 
-def writes(known: Facts, args: Sequence[Any], kwargs: Arguments) -> tuple[list[Tensor], list[Tensor]]:
+def writes(known: FunctionFacts, args: Sequence[Any], kwargs: Arguments) -> tuple[list[Tensor], list[Tensor]]:
     """Tensors that the call will write: those it is asked to, and those it changes beside its work."""
     written: list[object] = []
     quiet: list[object] = []
@@ -204,3 +205,53 @@ def _mutated(function: Function, raw: str) -> tuple[int | str, ...]:
 
 def _is_out(schema: torch._C.FunctionSchema, argument: str) -> bool:
     return argument == "out" or "out" in schema.overload_name
+
+
+_ASKS = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
+
+
+def _never(*tensors: object) -> bool:
+    return False
+
+
+@lru_cache(maxsize=1024)
+def opened(function: Function) -> Function | None:
+    """A clone that shows what it does inside; None for a function that has no inside to show."""
+    if not isinstance(function, FunctionType):
+        return None
+    names = set(function.__code__.co_names)
+    asked: dict[str, Any] = {name: _never for name in _ASKS if name in names and name in function.__globals__}
+    if not asked:
+        return None
+    clone = FunctionType(
+        function.__code__,
+        {**function.__globals__, **asked},
+        function.__name__,
+        function.__defaults__,
+        function.__closure__,
+    )
+    clone.__kwdefaults__ = function.__kwdefaults__
+    return clone
+
+
+_ATTENTION = ("query", "key", "value")
+
+
+def may_take_fused_path(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    """Whether the module has to run with nobody looking, to compute what it would compute without us.
+
+    Saying yes too often hides some calls and does no other harm.
+    """
+    if module.training:
+        return False
+    if isinstance(module, nn.MultiheadAttention):
+        given = [*args[:3], *(kwargs[name] for name in _ATTENTION if name in kwargs)]
+        wanted = len(given) == 3 and given[0] is given[1] is given[2]
+    elif isinstance(module, nn.TransformerEncoder):  # packs padded sequences into nested tensors
+        wanted = (kwargs.get("src_key_padding_mask") if len(args) < 3 else args[2]) is not None
+    else:
+        wanted = isinstance(module, nn.TransformerEncoderLayer)
+    if not wanted or not torch.is_grad_enabled():
+        return wanted
+    tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
+    return not any(tensor.requires_grad for tensor in (*tensors, *module.parameters()))

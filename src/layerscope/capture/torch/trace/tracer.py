@@ -12,13 +12,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from layerscope.capture.torch.tensors import gather
-from layerscope.capture.torch.trace.compiled import Absence, announcer, is_compiled, leave
-from layerscope.capture.torch.trace.functions import Function
-from layerscope.capture.torch.trace.fused import may_take_fused_path
-from layerscope.capture.torch.trace.graph import Graph, Keep
-from layerscope.capture.torch.trace.modulecalls import ModuleCall, frames_between, switchboard
-from layerscope.capture.torch.trace.ops import OpRecorder, unwatched
+from layerscope.capture.torch.tensor_tree import gather
+from layerscope.capture.torch.trace.compiled_calls import CompiledCalls, announcer, is_compiled, leave
+from layerscope.capture.torch.trace.functions import Function, may_take_fused_path
+from layerscope.capture.torch.trace.module_calls import ModuleCall, frames_between, switchboard
+from layerscope.capture.torch.trace.op_graph import Keep, OpGraph
+from layerscope.capture.torch.trace.op_recorder import OpRecorder, unwatched
 
 
 class Tracer:
@@ -33,7 +32,7 @@ class Tracer:
     ) -> None:
         self._options = {"keep": keep, "gradients": gradients, "open_composites": open_composites}
         outside = ModuleCall("", 0, None, training=False)
-        self.graph = Graph(outside, keep=keep, gradients=gradients)
+        self.graph = OpGraph(outside, keep=keep, gradients=gradients)
         self.ops = OpRecorder(self.graph, open_composites=open_composites)
         self.calls = self.graph.nodes.calls
         self.classes: dict[str, str] = {}
@@ -99,7 +98,7 @@ class Tracer:
         """What a compiled function gives, run as if nobody traced: one operation."""
         with unwatched():
             taken = self.ops.taken(args, kwargs)
-        absence = Absence(self.ops)
+        absence = CompiledCalls(self.ops)
         try:
             result = function(*args, **kwargs)
         finally:
@@ -215,7 +214,7 @@ class Closed:
         self.arguments = arguments
         hooked = bool(module._forward_pre_hooks)  # they may change the arguments out of our sight
         self.function: Function | None = module._compiled_call_impl or (None if hooked else module.forward)
-        self._absence = None if compiled_under is None else Absence(compiled_under)
+        self._absence = None if compiled_under is None else CompiledCalls(compiled_under)
         self._guard = torch._C.DisableTorchFunction()
         if compiled_under is None:
             self._guard.__enter__()

@@ -1,0 +1,1 @@
+"""What to record and when, and the records that are made of it: no framework."""

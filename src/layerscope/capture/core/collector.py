@@ -1,0 +1,187 @@
+"""The step in progress: which series have which summaries, until the step ends."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Hashable, Iterable, Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from layerscope.capture.core.named_tensors import KnownDependencies
+from layerscope.model.records import CustomStatistics, Kind, Mode, Phase, Record, Series, Sink, Summaries
+from layerscope.stats import merging
+from layerscope.stats.kernel import Arena
+
+Rows = dict[int, list[int]]  # series → rows of the arena
+Identity = tuple[str, str, Kind, Mode, Phase, str, str, str]  # the last: context, local part and data type
+
+
+class StepSummaries(NamedTuple):
+    """What a step came to."""
+
+    summaries: int
+    bytes: int
+    records: tuple[Record, ...] = ()
+    dependence: KnownDependencies | None = None  # between tensors that were named, if any were
+
+
+class Collector:
+    """Summaries of the step in progress.
+
+    A tensor is summarized once and may belong to several series: a container's output is its last child's. A series
+    may have several tensors, such as one per micro-batch: they are added up when the step ends.
+    """
+
+    def __init__(self, sink: Sink) -> None:
+        self._sink = sink
+        self.arena = Arena()  # takes turns by itself
+        self._numbers: dict[Identity, int] = {}
+        self._rows: Rows = {}
+        self.aside: Hashable | None = None  # what the next rows belong to, if it may be something else than the step
+        self._aside: dict[Any, Rows] = {}
+        self._late: dict[int, Rows] = {}  # rows of other steps than the one in progress
+        self._extras: dict[int, dict[str, float]] = {}
+        self._readings: dict[int, Phase | None] = {}  # of series that a scale may be on
+        self._lock = threading.Lock()  # forward hooks may run in several threads
+
+    def count(self, row: int, identity: Identity, shape: tuple[int, ...]) -> None:
+        """Count a summary in the arena into a series."""
+        with self._lock:
+            rows = self._rows if self.aside is None else self._aside.setdefault(self.aside, {})
+            rows.setdefault(self._number(identity, shape), []).append(row)
+
+    def number(self, identity: Identity, shape: tuple[int, ...]) -> int:
+        """Number of a series."""
+        with self._lock:
+            return self._number(identity, shape)
+
+    def count_into(self, number: int, row: int) -> None:
+        """Count a summary into a series whose number is known."""
+        with self._lock:
+            self._rows.setdefault(number, []).append(row)
+
+    def _number(self, identity: Identity, shape: tuple[int, ...]) -> int:
+        number = self._numbers.get(identity)
+        if number is None:
+            site, port, kind, mode, reading, context, local, dtype = identity
+            series = Series(site, port, kind, mode, reading, dtype, tuple(shape), context, local)
+            number = self._numbers[identity] = self._sink.series_id(series)
+            self._readings[number] = _scaled_at(identity)
+        return number
+
+    def add_extra(self, row: int, name: str, value: float) -> None:
+        """Keep a number that a summary does not hold with the tensor of the row."""
+        with self._lock:
+            self._extras.setdefault(row, {})[name] = value
+
+    def put(self, record: Record) -> None:
+        """Hand a record of another kind to the sink."""
+        self._sink.put(record)
+
+    def has_rows(self, *, aside: bool = True) -> bool:
+        """Whether anything was counted in the step in progress, or put aside."""
+        return bool(self._rows or (aside and self._aside))
+
+    def put_aside(self) -> list[Any]:
+        """What rows were put aside for."""
+        return list(self._aside)
+
+    def settle(self, own: Iterable[Hashable], apart: Iterable[tuple[int, Any]]) -> None:
+        """Of the rows that were put aside, let some belong to the step in progress and some to the step they name."""
+        with self._lock:
+            for key in own:
+                _join(self._rows, self._aside[key])
+            for key in apart:
+                _join(self._late.setdefault(key[0], {}), self._aside[key])
+            self._aside = {}
+            self.aside = None
+
+    def discard(self) -> None:
+        """Forget the step in progress."""
+        with self._lock:
+            if len(self.arena):
+                self._put_late(self.arena.drain(), self._extras)
+            self._rows, self._aside, self._extras, self.aside = {}, {}, {}, None
+
+    def _put_late(self, summaries: merging.Encoded, extras: Mapping[int, Mapping[str, float]]) -> None:
+        late, self._late = self._late, {}
+        for step, rows in late.items():
+            self._sink.put(_gathered(step, rows, summaries, {}))
+            if extras:
+                self._sink.put(_extras(step, rows, extras))
+
+    def finish(self, step: int, scales: Mapping[Phase, float | None] = MappingProxyType({})) -> StepSummaries:
+        """The step's summaries; and start over.
+
+        `scales` are the factors that were on gradients, by when these were read: they are divided by them, and left out
+        if the factor is not known.
+        """
+        with self._lock:
+            rows, self._rows = self._rows, {}
+            extras, self._extras = self._extras, {}
+            summaries = self.arena.drain()
+            self._put_late(summaries, extras)
+        if any(scale != 1.0 for scale in scales.values()):
+            scale_of = {n: scales.get(reading, 1.0) if (reading := self._readings[n]) else 1.0 for n in rows}
+            factors = {number: scale for number, scale in scale_of.items() if scale is not None}
+            rows = {number: rows[number] for number in factors}
+        else:
+            factors = {}
+        if not rows:
+            return StepSummaries(0, 0)
+        record = _gathered(step, rows, summaries, factors)
+        records = (record, _extras(step, rows, extras)) if extras else (record,)
+        return StepSummaries(len(summaries.m), record.moments.nbytes + record.bits.nbytes, records)
+
+
+def _join(rows: Rows, others: Rows) -> None:
+    for number, members in others.items():
+        rows.setdefault(number, []).extend(members)
+
+
+def _scaled_at(identity: Identity) -> Phase | None:
+    """When the gradients of a series were read, if a scale may have been on them then."""
+    _, _, kind, _, reading, _, _, _ = identity
+    return reading if reading is Phase.BACKWARD or (kind, reading) == (Kind.WEIGHT_GRAD, Phase.STEP) else None
+
+
+def _gathered(step: int, rows: Rows, summaries: merging.Encoded, factors: Mapping[int, float]) -> Summaries:
+    """The step's record: a series with the very rows of another is an alias of it, behind those that are none."""
+    owners: dict[tuple[int, ...], int] = {}
+    aliases: dict[int, int] = {}
+    for number, members in rows.items():
+        owner = owners.setdefault(tuple(members), number)
+        if owner != number:
+            aliases[number] = owner
+    if any(len(group) > 1 for group in owners):
+        summaries = merging.add_up(summaries, list(owners))
+    elif [*owners] != [(row,) for row in range(len(summaries.m))]:
+        summaries = merging.take(summaries, np.array([row for (row,) in owners]))
+    numbers = np.array([*owners.values(), *aliases], np.int32)
+    scale = np.ones(len(numbers))
+    if factors:
+        scale = np.array([factors[number] for number in numbers.tolist()])
+        summaries = merging.divided(summaries, scale[: len(owners)])
+    return Summaries(
+        step,
+        numbers,
+        *merging.lengthened(summaries, len(aliases)),
+        alias=np.array([*[-1] * len(owners), *aliases.values()], np.int32),
+        scale=scale,
+        merged=np.array([len(rows[number]) for number in numbers.tolist()], np.int32),
+    )
+
+
+def _extras(step: int, rows: Rows, extras: Mapping[int, Mapping[str, float]]) -> CustomStatistics:
+    """The numbers of each series; of several tensors in the step, their mean."""
+    series, names, means = [], [], []
+    for number, members in rows.items():
+        held = [extras[row] for row in members if row in extras]
+        for name in dict.fromkeys(name for numbers in held for name in numbers):
+            values = [numbers[name] for numbers in held if name in numbers]
+            series.append(number)
+            names.append(name)
+            means.append(sum(values) / len(values))
+    return CustomStatistics(step, np.array(series, np.int32), tuple(names), np.array(means, np.float64))

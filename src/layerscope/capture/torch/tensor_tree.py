@@ -1,0 +1,100 @@
+"""The tensors inside whatever a module takes or gives, and what this process holds of each."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import fields, is_dataclass
+from types import NoneType
+
+import torch
+from torch import Tensor
+
+from layerscope.stats.torch import is_wrapper
+
+_PLAIN = frozenset((NoneType, bool, int, float, str))
+DEEPEST = 8  # a structure nested deeper than this is a graph of objects, not a result
+
+
+def tensors_in(value: object, port: str, depth: int = 0) -> Iterator[tuple[str, Tensor]]:
+    """Every tensor in nested dicts, lists, tuples and dataclasses, with its port; a bare tensor is number 0.
+
+    Other objects are passed over, None included.
+    """
+    if isinstance(value, Tensor):
+        yield (f"{port}.0" if depth == 0 else port), value
+    elif depth < DEEPEST:
+        for key, item in _items(value):
+            yield from tensors_in(item, f"{port}.{key}", depth + 1)
+
+
+def inputs_in(args: tuple[object, ...], kwargs: Mapping[str, object]) -> Iterator[tuple[str, Tensor]]:
+    """Every tensor that a call takes, with its port: `input.0`, or `input.mask` for a keyword."""
+    yield from tensors_in(args, "input")
+    yield from tensors_in(dict(kwargs), "input")
+
+
+def gather(value: object, found: list[Tensor]) -> list[Tensor]:
+    """The same tensors without their ports, added to `found`: quicker, for calls that happen a thousand times."""
+    kind = type(value)
+    if isinstance(value, Tensor):
+        found.append(value)
+    elif kind is tuple or kind is list:
+        for item in value:  # type: ignore[attr-defined]  # mypy does not follow `kind`
+            gather(item, found)
+    elif kind is dict:
+        for item in value.values():  # type: ignore[attr-defined]
+            gather(item, found)
+    elif kind not in _PLAIN:
+        found.extend(tensor for _, tensor in tensors_in(value, ""))
+    return found
+
+
+def _items(value: object) -> Iterator[tuple[object, object]]:
+    if isinstance(value, Mapping):
+        yield from value.items()
+    elif isinstance(value, (list, tuple)):
+        yield from enumerate(value)
+    elif is_dataclass(value) and not isinstance(value, type):
+        for field in fields(value):
+            yield field.name, getattr(value, field.name, None)  # a field may never have been set
+
+
+def shape_of(tensor: Tensor) -> tuple[int, ...]:
+    """The shape in plain whole numbers; of a nested tensor, a dimension of varying size is −1."""
+    return shape_of_nested(tensor) if tensor.is_nested else tuple(tensor.shape)
+
+
+def shape_of_nested(tensor: Tensor) -> tuple[int, ...]:
+    """The shape of a nested tensor; a dimension of varying size is −1."""
+    return tuple(_regular_size(tensor, dimension) for dimension in range(tensor.dim()))
+
+
+def _regular_size(tensor: Tensor, dimension: int) -> int:
+    try:
+        size = tensor.size(dimension)
+    except RuntimeError:
+        return -1
+    return size if type(size) is int else -1
+
+
+SHARD, BEFORE_REDUCTION = "shard", "before reduction"
+_HOME = "torch.distributed.tensor"
+
+
+def local_part(tensor: Tensor) -> tuple[Tensor, str]:
+    """The tensor in this process's memory, and what it is of the whole: `shard`, `before reduction`, or "" for all.
+
+    Only a DTensor has another tensor inside that is known to hold its values; no other is looked into.
+    """
+    if not is_wrapper(tensor):
+        return tensor, ""
+    home = sys.modules.get(_HOME)  # whoever has such a tensor has loaded it
+    if home is None or not isinstance(tensor, home.DTensor):
+        return tensor, ""
+    with torch.no_grad():
+        part = tensor.to_local()
+    placements = tensor.placements
+    words = [SHARD] if any(not (each.is_replicate() or each.is_partial()) for each in placements) else []
+    words += [BEFORE_REDUCTION] if any(each.is_partial() for each in placements) else []
+    return part, ", ".join(words)

@@ -1,0 +1,463 @@
+"""Parameters and buffers: tensors that live outside the pass and have names.
+
+An argument that is one of them is known by a number. When something writes to it, calls before and after the write read
+different values: each write begins a new number for the same name.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from layerscope.capture.torch.tensor_tree import shape_of_nested
+from layerscope.capture.torch.trace.arguments import HOLE, Found
+from layerscope.capture.torch.trace.functions import Function, FunctionFacts, facts, source
+from layerscope.capture.torch.trace.memory import (
+    SavedValues,
+    Write,
+    alias,
+    copy_of,
+    covers,
+    is_wrapper,
+    overlap,
+    place_of,
+    storage_of,
+    unwrapped,
+    update,
+    version_of,
+)
+from layerscope.capture.torch.trace.module_calls import Frames, ModuleCall
+
+
+class External:
+    """One named tensor, as it was between two writes."""
+
+    __slots__ = ("is_used", "name", "since", "tensor", "value", "version")
+
+    def __init__(self, name: str, tensor: Tensor, since: int) -> None:
+        self.name = name
+        self.tensor = tensor  # held, so that its identity stays its own
+        self.value: Tensor | None = tensor  # a copy once it was written, None where nothing is kept
+        self.since = since  # nodes there were when it had this value
+        self.is_used = False
+        self.version = 0  # of the tensor, when a call used it first
+
+    @property
+    def is_changed(self) -> bool:
+        """Whether something unseen has written to it since, such as an optimizer after the pass."""
+        return self.value is self.tensor and version_of(self.tensor) != self.version
+
+
+class Externals:
+    """The named tensors of a pass."""
+
+    def __init__(self, *, keep: bool) -> None:
+        self.all: list[External] = []
+        self._keep = keep
+        self.numbers: dict[int, int] = {}  # identity of a tensor → its current number
+        self.written: dict[int, tuple[str, ...]] = {}  # first node of a call → the names of what it wrote
+        self._at: dict[int, list[int]] = {}  # memory → numbers that calls have read
+        self._changing: dict[int, dict[str, Tensor]] = {}  # memory that is written → the named tensors in it
+
+    def add(self, named: Iterable[tuple[str, Tensor]], since: int) -> None:
+        """Give tensors names, unless they have one."""
+        for name, tensor in named:
+            if id(tensor) not in self.numbers:
+                self.numbers[id(tensor)] = len(self.all)
+                self.all.append(External(name, tensor, since))
+
+    def number_of(self, tensor: Tensor) -> int:
+        """The number of a named tensor, now."""
+        number = self.numbers[id(tensor)]
+        if not self.all[number].is_used:
+            self.all[number].is_used = True
+            self.all[number].version = version_of(tensor)
+            self._at.setdefault(storage_of(tensor), []).append(number)
+        return number
+
+    def has(self, tensor: Tensor) -> bool:
+        """Whether the tensor has a name."""
+        return id(tensor) in self.numbers
+
+    def sharing(self, tensor: Tensor) -> int | None:
+        """The number of a named tensor in the same memory."""
+        numbers = self._at.get(storage_of(tensor))
+        return numbers[-1] if numbers else None
+
+    def before_write(self, tensors: list[Tensor], since: int) -> None:
+        """Copy the named tensors whose memory is about to be written, and give them new numbers."""
+        for tensor in tensors:
+            memory = storage_of(tensor)
+            for number in self._at.pop(memory, ()):
+                external = self.all[number]
+                self._changing.setdefault(memory, {})[external.name] = external.tensor
+                external.value = copy_of(external.tensor) if self._keep else None
+                self.numbers[id(external.tensor)] = len(self.all)
+                self.all.append(External(external.name, external.tensor, since))
+
+    def after_write(self, lead: int, tensors: list[Tensor]) -> None:
+        """Note which named tensors a call has written."""
+        if not self._changing:
+            return
+        names: dict[str, None] = {}
+        for tensor in tensors:
+            if (number := self.numbers.get(id(tensor))) is not None:
+                names[self.all[number].name] = None
+            if (others := self._changing.get(storage_of(tensor))) is not None:
+                names.update({name: None for name, other in others.items() if _may_share(tensor, other)})
+        if names:
+            self.written[lead] = tuple(names)
+
+
+def _may_share(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors, once in the same memory, may have bytes in common."""
+    if one is other:
+        return True
+    if storage_of(one) != storage_of(other):
+        return False  # the named one was moved
+    place, other_place = place_of(one), place_of(other)
+    return place is None or other_place is None or overlap(place, other_place)
+
+
+class OpGradients(dict[int, list[Tensor]]):
+    """Node → its gradients, one for each backward that reached it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._hooked: set[int] = set()
+        self._leaves: list[object] = []  # autograd drops the node of a leaf that no graph has used yet
+        self._me = weakref.ref(self)
+
+    def awaits(self, node: int) -> bool:
+        """Whether the node's gradient will be caught."""
+        return node in self._hooked
+
+    def await_node(self, node: int, tensor: Tensor) -> None:
+        """Catch the gradient of a node's tensor in every backward from now on."""
+        function = tensor.grad_fn
+        if function is None:
+            function = _accumulator(tensor)
+            if function is None:
+                return
+            self._leaves.append(function)
+        self._hooked.add(node)
+        function.register_prehook(partial(_catch, self._me, node, tensor.output_nr))
+
+    def let_go(self) -> None:
+        """Hold no leaf any more: from now on the graph does, if there is one."""
+        self._leaves.clear()
+
+    def total(self, node: int) -> Tensor | None:
+        """The sum over all backwards; None if none reached the node."""
+        found = self.get(node)
+        return None if not found else torch.stack(tuple(found)).sum(0) if len(found) > 1 else found[0]
+
+
+def _accumulator(tensor: Tensor) -> torch.autograd.graph.Node | None:
+    """Autograd's node that gathers a leaf's gradient; a view made without grad mode has none."""
+    with torch.enable_grad():
+        function = tensor.view_as(tensor).grad_fn
+    return None if function is None else function.next_functions[0][0]
+
+
+def _catch(store: weakref.ref[OpGradients], node: int, slot: int, gradients: Sequence[Tensor | None]) -> None:
+    alive = store()
+    if alive is None or slot >= len(gradients) or (gradient := gradients[slot]) is None:
+        return
+    with torch._C.DisableTorchFunction():
+        alive.setdefault(node, []).append(gradient.detach() if gradient.requires_grad else gradient)
+
+
+#: The fields of a node, but: the first two are one number, that of the maker; keyword arguments lie flat in a tuple,
+#: name, value, name, value …; the module call is a number.
+Row = tuple[Any, ...]
+Maker = tuple[FunctionFacts, Function | None]
+
+
+class OpNode(NamedTuple):
+    """One tensor of the pass, and the call it came from."""
+
+    facts: FunctionFacts
+    function: Function | None  # None for a tensor whose making was not seen: an input, a constant
+    args: tuple[Any, ...]  # Any: the user's own arguments, with holes for tensors
+    kwargs: dict[str, Any]
+    parents: tuple[int | str, ...]  # argument, node, argument, node …
+    externals: tuple[int | str, ...]  # argument, number of a parameter or buffer …
+    module: ModuleCall
+    frames: Frames
+    elapsed_s: float
+    grad_mode: bool
+    autocast: str | None
+    random_state: Tensor | None
+    lead: int  # the first node of the call
+    position: int  # which of the call's results
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+    grad_fn: str | None
+
+
+def pairs(flat: Row) -> Iterator[tuple[Any, Any]]:
+    """Name and value, from a tuple in which they alternate."""
+    return zip(flat[::2], flat[1::2], strict=True)
+
+
+class Nodes:
+    """The nodes in the order of execution."""
+
+    def __init__(self) -> None:
+        self.rows: list[Row] = []
+        self.calls: list[ModuleCall] = []  # in the order in which they began; the first is the block around
+        self.makers: list[Maker] = []
+        self._numbers: dict[Maker, int] = {}
+
+    def maker(self, about: FunctionFacts, function: Function | None) -> int:
+        """The number of a function, which a row begins with."""
+        number = self._numbers.get((about, function))
+        if number is None:
+            number = self._numbers[about, function] = len(self.makers)
+            self.makers.append((about, function))
+        return number
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> OpNode:
+        row = self.rows[index]
+        about, function = self.makers[row[0]]
+        named = dict(pairs(row[2]))
+        # As `Node(…)`, without the detour through a Python function.
+        return tuple.__new__(OpNode, (about, function, row[1], named, *row[3:5], self.calls[row[5]], *row[6:]))
+
+    def __iter__(self) -> Iterator[OpNode]:
+        return (self[index] for index in range(len(self.rows)))
+
+    def replace(self, index: int, **fields: Any) -> None:  # Any: each field has its own type
+        """Put other facts in a node's place."""
+        node = self[index]._replace(**fields)
+        call = next(number for number, call in enumerate(self.calls) if call is node.module)
+        kwargs = tuple(part for pair in node.kwargs.items() for part in pair)
+        self.rows[index] = (self.maker(node.facts, node.function), node.args, kwargs, *node[4:6], call, *node[7:])
+
+
+Keep = bool | Callable[[FunctionFacts, ModuleCall], bool]
+Pairs = tuple[int | str, ...]  # argument, number, argument, number …
+
+
+class OpGraph:
+    """Nodes, the memory of their tensors, the parameters and buffers, the gradients."""
+
+    def __init__(self, outside: ModuleCall, *, keep: Keep, gradients: bool) -> None:
+        self.nodes = Nodes()
+        self.nodes.calls.append(outside)
+        self.memory = SavedValues()
+        self.externals = Externals(keep=keep is not False)
+        self.gradients = OpGradients()
+        self.module = outside  # the module call in progress
+        self.left_torch: int | None = None  # nodes there were when values were first given to numpy or the like
+        self._keep = keep
+        self._wants_gradients = gradients
+        self._borrowed: list[tuple[int, weakref.ref[Tensor], int, int]] = []  # call, tensor, borrower, maker
+
+    def resolve(self, found: Found) -> tuple[Pairs, Pairs]:
+        """Which nodes, parameters and buffers the tensors of a call are."""
+        parents: list[int | str] = []
+        externals: list[int | str] = []
+        numbers, writes = self.externals.numbers, self.memory.writes
+        for i in range(0, len(found), 2):
+            at, tensor = found[i], found[i + 1]
+            if id(tensor) in numbers:
+                number = self.externals.number_of(tensor)
+                externals.append(at)
+                externals.append(number)
+                if not (writes and self._is_written(number, tensor)):
+                    continue
+            parents.append(at)
+            parents.append(self.node_of(tensor))
+        return tuple(parents), tuple(externals)
+
+    def node_of(self, tensor: Tensor) -> int:
+        """The node of a tensor; one that came from outside becomes a node now."""
+        memory = self.memory
+        node = memory.node_of(tensor)
+        if node is None:
+            return self.add_outside(tensor)
+        if memory.writes and (unseen := memory.unseen_writes(node, tensor)):
+            node = self._catch_up(node, tensor, unseen)
+        try:
+            changed = tensor._version != memory.versions[node]
+        except RuntimeError:  # made in inference mode
+            changed = False
+        if changed:
+            memory.unproven.add(node)
+            return self._add_seen("update", tensor, ("0", node))
+        if self._wants_gradients and tensor.requires_grad:
+            self._await_gradient(node, tensor)
+        return node
+
+    def knows(self, tensor: Tensor) -> bool:
+        """Whether the tensor came out of a call that was recorded, or was given as input."""
+        return self.memory.node_of(tensor) is not None
+
+    def can_place(self, tensor: Tensor) -> bool:
+        """Whether it can be said where the tensor comes from: it is known, has a name, or shares memory with one."""
+        return self.knows(tensor) or self.externals.has(tensor) or self.memory.neighbor_of(tensor) is not None
+
+    def add(self, call: Row, circumstances: Row, results: Sequence[Tensor], *, track: bool = True) -> int:
+        """Nodes for the results of a call; gives the first.
+
+        `call` holds the first seven fields of a row, `circumstances` the time it took and the random state it found.
+        """
+        rows = self.nodes.rows
+        lead = len(rows)
+        grad_mode = torch.is_grad_enabled()
+        autocast = _autocast() if torch._C._is_any_autocast_enabled() else None
+        elapsed_s, random_state = circumstances
+        keep = self._keep if isinstance(self._keep, bool) else self._keep(self.nodes.makers[call[0]][0], self.module)
+        for position, tensor in enumerate(results):
+            node = len(rows)
+            grad_fn = tensor.grad_fn
+            rows.append(
+                (*call, elapsed_s, grad_mode, autocast, random_state, lead, position,
+                 tuple(tensor.shape) if not tensor.is_nested else shape_of_nested(tensor),
+                 tensor.dtype, tensor.device, None if grad_fn is None else type(grad_fn).__name__)
+            )  # fmt: skip
+            self.memory.add(node, tensor, keep=keep, track=track)
+            if self._wants_gradients and grad_mode and tensor.requires_grad:
+                self._await_gradient(node, tensor)
+        return lead
+
+    def borrow(self, tensor: Tensor, borrower: int, maker: int) -> None:
+        """Note that a call gave back its argument as it was, such as a cast to the type it had."""
+        if self.module.index:  # outside of all modules nothing is given back
+            self._borrowed.append((self.module.index, weakref.ref(tensor), borrower, maker))
+
+    def give_back(self, outputs: list[Tensor]) -> None:
+        """At the end of a module, what was borrowed inside is its maker's again; what it gives on stays borrowed."""
+        around = self.module.parent.index if self.module.parent else 0
+        given_on = []
+        while self._borrowed and self._borrowed[-1][0] >= self.module.index:
+            _, ref, borrower, maker = self._borrowed.pop()
+            tensor = ref()
+            if tensor is None:
+                continue
+            if not any(tensor is output for output in outputs):
+                self.memory.give_back(tensor, borrower, maker)
+            elif around:
+                given_on.append((around, ref, borrower, maker))
+        self._borrowed.extend(reversed(given_on))
+
+    def add_input(self, tensor: Tensor) -> int:
+        """A node for a tensor that goes into the pass."""
+        return self._add_seen("input", tensor, ())
+
+    def add_output(self, tensor: Tensor) -> int:
+        """A node that marks a result of the pass."""
+        parents, externals = self.resolve(["0", tensor])
+        call = self._row(source("output"), None, (HOLE,), (parents, externals))
+        return self.add(call, (0.0, None), [tensor], track=False)
+
+    def add_outside(self, tensor: Tensor) -> int:
+        """A node for a tensor whose making was not seen; its memory may tell where it comes from."""
+        if is_wrapper(tensor):
+            inner = torch._C._functorch.get_unwrapped(tensor)
+            parent = self.node_of(inner) if is_wrapper(inner) or self.knows(inner) else None
+            parent = self.memory.neighbor_of(unwrapped(tensor)) if parent is None else parent
+        else:
+            parent = self.memory.neighbor_of(tensor)
+        if parent is not None:
+            return self._add_alias(parent, tensor)
+        if (number := self.externals.sharing(tensor)) is not None:
+            return self._add_seen("alias", tensor, (), ("0", number))
+        compiled = type(tensor.grad_fn).__name__ == "CompiledFunctionBackward"  # a function compiled within the pass
+        return self._add_seen("compiled" if compiled else "constant", tensor, ())
+
+    def before_write(self, tensors: list[Tensor]) -> None:
+        """Copy what is kept of memory that is about to be written."""
+        self.memory.before_write(tensors)
+        self.externals.before_write(tensors, len(self.nodes))
+
+    def after_write(self, lead: int, loud: list[Tensor], quiet: list[Tensor]) -> None:
+        """Note what a call has written: tensors that are its results, and others beside them.
+
+        Of parameters and buffers a copy is kept: they outlive the pass, and change again.
+        """
+        self.externals.after_write(lead, loud + quiet)
+        self.memory.before_write([tensor for tensor in loud if self.externals.has(tensor)])
+        for tensor in loud:
+            node = self.memory.node_of(tensor)
+            self.memory.after_write(lead if node is None else node, tensor, quiet=False)
+        for tensor in quiet:
+            self.memory.after_write(len(self.nodes) - 1, tensor, quiet=True)
+
+    def _is_written(self, number: int, tensor: Tensor) -> bool:
+        """Whether a parameter or buffer holds what a recorded call has written, and so has a node."""
+        if self.knows(tensor):
+            return True
+        unseen = self.memory.unseen_writes(self.externals.all[number].since, tensor)
+        place = place_of(tensor)
+        writes = [write for write in unseen if place and write.place and overlap(write.place, place)]
+        if writes:
+            self._add_update((), ("0", number), tensor, writes)
+        return bool(writes)
+
+    def _catch_up(self, node: int, tensor: Tensor, unseen: list[Write]) -> int:
+        """The node of a tensor whose memory was written through other tensors since."""
+        place = place_of(tensor)
+        writes = [write for write in unseen if not (place and write.place) or overlap(write.place, place)]
+        if not writes:
+            self.memory.refresh(node, tensor)
+            return node
+        if place is None or any(write.place is None for write in writes):
+            parents = ("0", node, *(part for at, write in enumerate(writes) for part in (str(at + 1), write.node)))
+            return self._add_seen("update", tensor, parents)
+        return self._add_update(("0", node), (), tensor, writes)
+
+    def _add_update(self, old: Pairs, old_external: Pairs, tensor: Tensor, writes: list[Write]) -> int:
+        """A node for a tensor that was changed through other views of its memory."""
+        place = place_of(tensor)
+        assert place is not None
+        covering = [at for at, write in enumerate(writes) if write.place is not None and covers(write.place, place)]
+        if covering:  # nothing is left of what was there before
+            writes = writes[covering[-1] :]
+            old = old_external = ()
+            if len(writes) == 1:
+                return self._add_alias(writes[0].node, tensor)
+        parents = (*old, *(part for at, write in enumerate(writes) for part in (f"1.{at}", write.node)))
+        places = tuple(tuple(write.place) for write in writes if write.place is not None)
+        args = (HOLE if not covering else None, (HOLE,) * len(writes), tuple(place), places)
+        call = self._row(facts(update), update, args, (parents, old_external))
+        return self.add(call, (0.0, None), [tensor])
+
+    def _add_alias(self, parent: int, tensor: Tensor) -> int:
+        """A node for a tensor that is another view of a node's memory."""
+        original = self.memory.values.get(parent)
+        place, other = place_of(tensor), None if original is None else place_of(original)
+        if place is None or other is None or not covers(other, place):
+            return self._add_seen("alias", tensor, ("0", parent))
+        call = self._row(facts(alias), alias, (HOLE, tuple(other), tuple(place)), (("0", parent), ()))
+        return self.add(call, (0.0, None), [tensor])
+
+    def _add_seen(self, name: str, tensor: Tensor, parents: Pairs, externals: Pairs = ()) -> int:
+        """A node of which only the result was seen."""
+        args = (HOLE,) * ((len(parents) + len(externals)) // 2)
+        return self.add(self._row(source(name), None, args, (parents, externals)), (0.0, None), [tensor])
+
+    def _row(
+        self, about: FunctionFacts, function: Function | None, args: tuple[Any, ...], pairs: tuple[Pairs, Pairs]
+    ) -> Row:
+        return self.nodes.maker(about, function), args, (), *pairs, self.module.index, ()
+
+    def _await_gradient(self, node: int, tensor: Tensor) -> None:
+        if not self.gradients.awaits(node) and not is_wrapper(tensor):
+            self.gradients.await_node(node, tensor)
+
+
+def _autocast() -> str | None:
+    kinds = [kind for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)]
+    return ",".join(f"{kind}:{str(torch.get_autocast_dtype(kind)).removeprefix('torch.')}" for kind in kinds) or None

@@ -1,0 +1,442 @@
+"""Executing one recorded call again, under the circumstances of the first time, leaving nothing changed."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import _pop_mode, _push_mode
+from torch.utils._python_dispatch import _disable_current_modes
+
+from layerscope.capture.torch.trace.arguments import holes, put_together
+from layerscope.capture.torch.trace.bit_equality import difference, has_values, same
+from layerscope.capture.torch.trace.functions import writes
+from layerscope.capture.torch.trace.gaps import Repeat, can_perturb, gather, perturbed
+from layerscope.capture.torch.trace.memory import copy_of
+from layerscope.capture.torch.trace.op_graph import OpGraph, OpNode
+from layerscope.capture.torch.trace.op_recorder import results_of
+from layerscope.capture.torch.trace.tracer import Tracer
+from layerscope.model.trace_record import Operation, TraceRecord
+
+
+class ValueNotKept(Exception):
+    """A value that a call needs was not kept."""
+
+
+def execute(graph: OpGraph, node: OpNode, value_of: Callable[[int], Tensor]) -> list[Tensor]:
+    """The results of a node's call, computed from the values that `value_of` gives for its parents."""
+    assert node.function is not None
+    fetch = _fetcher(graph, node, value_of)
+    args, kwargs = put_together(node.args, node.kwargs, fetch)
+    loud, quiet = writes(node.facts, args, kwargs)
+    if loud or quiet:
+        copies = {
+            id(tensor): copy_of(tensor).detach() for tensor in (*loud, *quiet)
+        }  # autograd lets no leaf be written
+        args, kwargs = put_together(node.args, node.kwargs, lambda at: copies.get(id(fetch(at)), fetch(at)))
+        loud = [copies[id(tensor)] for tensor in loud]
+    with circumstances(node, kwargs):
+        return results_of(node.function(*args, **kwargs), loud)
+
+
+@contextmanager
+def undisturbed() -> Iterator[None]:
+    """Keep other recorders from seeing what happens, and the user's random numbers as they are."""
+    modes = [_pop_mode() for _ in range(torch._C._len_torch_function_stack())]
+    state = torch.get_rng_state()
+    try:
+        with warnings.catch_warnings(), _disable_current_modes():
+            warnings.simplefilter("ignore")  # they were given the first time
+            yield
+    finally:
+        torch.set_rng_state(state)
+        for mode in reversed(modes):
+            _push_mode(mode)
+
+
+def pairs_of(pairs: tuple[int | str, ...]) -> dict[str, int]:
+    """Argument → number, from the flat form."""
+    return {str(at): int(number) for at, number in zip(pairs[::2], pairs[1::2], strict=True)}
+
+
+def _fetcher(graph: OpGraph, node: OpNode, value_of: Callable[[int], Tensor]) -> Callable[[str], Tensor]:
+    parents, externals = pairs_of(node.parents), pairs_of(node.externals)
+
+    def fetch(at: str) -> Tensor:
+        if at in parents:
+            return value_of(parents[at])
+        external = graph.externals.all[externals[at]]
+        if external.value is None:
+            raise ValueNotKept(f"{external.name} was written later, and values are not kept")
+        if external.is_changed:
+            raise ValueNotKept(f"{external.name} has changed since")
+        return external.value
+
+    return fetch
+
+
+@contextmanager
+def circumstances(node: OpNode, kwargs: dict[str, Any]) -> Iterator[None]:
+    """Grad mode, autocast and random numbers as they were."""
+    with ExitStack() as stack:
+        stack.enter_context(torch.set_grad_enabled(node.grad_mode))
+        for part in node.autocast.split(",") if node.autocast else ():
+            kind, dtype = part.split(":")
+            stack.enter_context(torch.autocast(kind, getattr(torch, dtype), cache_enabled=False))
+        if node.random_state is not None:
+            generator = kwargs.get("generator") or torch.default_generator
+            stack.callback(generator.set_state, generator.get_state())
+            generator.set_state(node.random_state)
+        yield
+
+
+_UNINITIALISED = frozenset(
+    (
+        "empty",
+        "empty_like",
+        "empty_strided",
+        "empty_permuted",
+        "new",
+        "new_empty",
+        "new_empty_strided",
+        "resize",
+        "resize_as",
+    )
+)
+_SOURCES = ("input", "constant")
+_DUAL = ("_make_dual", "_unpack_dual")  # of forward-mode automatic differentiation
+#: Threads of a parallel kernel add in the order in which they arrive; nothing else may differ at all.
+TOLERANCE = 1e-6
+UNORDERED = frozenset(("index_add", "index_put", "scatter_add", "scatter_reduce", "bincount", "histc", "embedding_bag"))
+
+
+@dataclass(frozen=True, slots=True)
+class ValidationRemark:
+    """Something to say of one operation."""
+
+    operation: int
+    function: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"operation {self.operation} ({self.function}): {self.text}"
+
+
+@dataclass(frozen=True, slots=True)
+class ValidationReport:
+    """What `validate` found; true when nothing was wrong, and something was there to be checked."""
+
+    checked: int  # operations executed again, and found to give the same values
+    perturbed: int  # parents shown to matter
+    faults: tuple[ValidationRemark, ...]
+    unchecked: tuple[ValidationRemark, ...]  # operations that could not be executed again, and why
+    ignored: tuple[ValidationRemark, ...]  # parents that made no difference, such as those of `zeros_like`
+    tolerated: tuple[
+        ValidationRemark, ...
+    ]  # results that agree but for rounding, where the kernel's order of adding is open
+    without_values: int  # operations on meta or fake tensors: only their structure and shapes could be checked
+    resumed: bool  # the outputs came out again when the whole graph was executed from the inputs
+    gaps: tuple[ValidationRemark, ...] = ()  # tensors that entered from outside and depend on the inputs, or may
+    outside: tuple[ValidationRemark, ...] = ()  # tensors that entered from outside, of which that was not found out
+
+    def __bool__(self) -> bool:
+        return not (self.faults or self.without_values or self.gaps) and (self.checked > 0 or not self.unchecked)
+
+    @property
+    def complete(self) -> bool:
+        """Whether nothing that depends on the inputs can have entered the pass unseen."""
+        return not (self.gaps or self.outside)
+
+    @property
+    def verdict(self) -> str:
+        """The result in words."""
+        if self.faults:
+            return f"WRONG in {len(self.faults)} places"
+        if self.gaps:
+            return f"NOT COMPLETE, for {len(self.gaps)} tensors that come from the inputs, or may, entered unseen"
+        if not self:
+            return "NOT PROVEN, for want of values, though nothing is wrong"
+        return "right" if self.complete else "right, and not complete"
+
+    def __str__(self) -> str:
+        lines = [
+            f"{self.verdict}: {self.checked} operations executed again, {self.perturbed} parents shown to matter, "
+            f"{len(self.ignored)} that made no difference, {len(self.unchecked)} operations not checked",
+            *(f"  {fault}" for fault in (*self.faults, *self.gaps)),
+            *(f"  {text}" for text in _together(self.outside)),
+            *(f"  not checked: {text}" for text in _together(self.unchecked)),
+        ]
+        return "\n".join(lines)
+
+
+def _together(remarks: Sequence[ValidationRemark]) -> Iterator[str]:
+    """The remarks as text; those that say the same are one line."""
+    by_text: dict[str, list[ValidationRemark]] = {}
+    for remark in remarks:
+        by_text.setdefault(remark.text, []).append(remark)
+    for text, same_text in by_text.items():
+        first = same_text[0]
+        more = f" and {len(same_text) - 1} more" if len(same_text) > 1 else ""
+        yield f"operation {first.operation} ({first.function}){more}: {text}"
+
+
+def validate(
+    tracer: Tracer, record: TraceRecord, repeat: Repeat | None = None, *, rerun: bool | None = None
+) -> ValidationReport:
+    """Execute every operation again, and the whole pass from its inputs; change each parent, to see that it matters.
+
+    `repeat` runs the pass again with other inputs, to see which of the tensors that entered from outside depend on
+    them; `rerun` says whether it may: None for models and methods, which are copied.
+    """
+    with undisturbed():
+        checker = _Checker(tracer, record)
+        checker.check_structure()
+        for lead in checker.calls():
+            checker.check_call(lead)
+        checker.check_stale()
+        checker.check_outputs()
+        resumed = checker.resume()
+        gaps, outside = checker.check_outside(*gather(tracer, repeat, asked=rerun))
+    return ValidationReport(
+        checked=len(checker.right),
+        perturbed=checker.perturbed,
+        faults=tuple(checker.faults),
+        unchecked=tuple(checker.unchecked),
+        ignored=tuple(checker.ignored),
+        tolerated=tuple(checker.tolerated),
+        without_values=checker.without_values,
+        resumed=resumed,
+        gaps=tuple(gaps),
+        outside=tuple(outside),
+    )
+
+
+class _Checker:
+    def __init__(self, tracer: Tracer, record: TraceRecord) -> None:
+        self._graph = tracer.graph
+        kept, self._lost = tracer.graph.memory.values, tracer.graph.memory.lost()
+        self._values = (
+            {index: value for index, value in kept.items() if index not in self._lost} if self._lost else kept
+        )
+        self._nodes = list(tracer.graph.nodes)
+        self._record = record
+        self._edited = tracer.ops.editor.edited if tracer.ops.editor is not None else frozenset()
+        self._stale = (tracer.graph.memory.stale() | record.stale) - self._lost
+        self.right: set[int] = set()  # first nodes of calls that gave the same again
+        self.perturbed = 0
+        self.without_values = 0
+        self.faults: list[ValidationRemark] = []
+        self.unchecked: list[ValidationRemark] = []
+        self.ignored: list[ValidationRemark] = []
+        self.tolerated: list[ValidationRemark] = []
+
+    def calls(self) -> Iterator[int]:
+        """The first node of every call."""
+        return (index for index, node in enumerate(self._nodes) if node.lead == index)
+
+    def check_structure(self) -> None:
+        """The record says what was seen; every tensor argument is a node, a parameter or a buffer."""
+        operations = self._record.operations
+        if len(operations) != len(self._nodes):
+            self._fault(0, f"the record has {len(operations)} operations, and {len(self._nodes)} were seen")
+        for index, (node, operation) in enumerate(zip(self._nodes, operations, strict=False)):
+            for text in _structure(index, node, operation):
+                self._fault(index, text)
+            value = self._values.get(index)
+            if value is not None and not value.is_nested and tuple(value.shape) != node.shape:
+                self._fault(index, f"its value has shape {tuple(value.shape)}, and it gave {node.shape}")
+
+    def check_call(self, lead: int) -> None:
+        """One call gives the same again, and something else when a parent changes."""
+        node = self._nodes[lead]
+        if node.function is None:
+            if node.facts.name not in (*_SOURCES, "output"):
+                self._unchecked(lead, "how it came about was not seen")
+            return
+        if (reason := self._hindrance(lead, node)) is not None:
+            self._unchecked(lead, reason)
+            return
+        results = self._again(lead, node)
+        if results is None:
+            return
+        if (wrong := self._differing(lead, results)) is not None:
+            self._judge(wrong, node, results[wrong - lead])
+            return
+        if any(has_values(self._values[index]) for index in self._results(lead) if index in self._values):
+            self.right.add(lead)
+            self._check_parents(lead, node, results)
+        else:
+            self.without_values += 1
+            self._unchecked(lead, "its shape is right, and values are not there: it ran on meta or fake tensors")
+
+    def check_stale(self) -> None:
+        """A value that torch counts as changed is right only if executing its call again gave it."""
+        for index in sorted(self._stale):
+            if self._nodes[index].lead not in self.right and has_values(self._values[index]):
+                self._fault(index, "its value was overwritten after it was kept")
+
+    def check_outputs(self) -> None:
+        """An output is what its parent gave."""
+        for index, node in enumerate(self._nodes):
+            parents = [*pairs_of(node.parents).values()]
+            if node.facts.name == "output" and node.function is None and parents:
+                value, parent = self._values.get(index), self._values.get(parents[0])
+                if value is not None and parent is not None and not same(value, parent):
+                    self._fault(index, f"it differs from operation {parents[0]}, which gave it")
+
+    def resume(self) -> bool:
+        """The outputs again, when everything that can be is computed from what was computed before it."""
+        values: dict[int, Tensor] = {}
+
+        def value_of(index: int) -> Tensor:
+            return values[index] if index in values else self._values[index]
+
+        for lead in sorted(self.right):
+            for position, result in enumerate(execute(self._graph, self._nodes[lead], value_of)):
+                values[lead + position] = result
+        outputs = [index for index, node in enumerate(self._nodes) if node.facts.name == "output" and node.parents]
+        resumed = True
+        for index in outputs:
+            parent = int(self._nodes[index].parents[1])
+            if index in self._values and not has_values(self._values[index]):
+                resumed = False
+            elif parent in values and index in self._values and not same(values[parent], self._values[index]):
+                self._fault(index, "it does not come out again when the pass is computed from its inputs")
+                resumed = False
+        return resumed
+
+    def check_outside(
+        self, dependent: list[int], unknown: dict[int, str]
+    ) -> tuple[list[ValidationRemark], list[ValidationRemark]]:
+        """Tensors from outside that come from the inputs, or may, and those of which nothing says so."""
+        gaps = [self._entered(index, "it changes with the inputs of the pass") for index in dependent]
+        outside, left = list[ValidationRemark](), self._graph.left_torch
+        for index, why in unknown.items():
+            if left is not None and left <= index:
+                gaps.append(self._entered(index, f"values had left torch before, by numpy() or the like; {why}"))
+            else:
+                outside.append(self._entered(index, f"it was not checked whether it depends on the inputs: {why}"))
+        return gaps, outside
+
+    def _entered(self, index: int, text: str) -> ValidationRemark:
+        where = ""
+        user = next((user for user, node in enumerate(self._nodes) if index in node.parents[1::2]), None)
+        if user is not None:
+            operation = self._record.operations[user]
+            path = self._record.calls[operation.call].path
+            where = f", as argument of operation {user} ({operation.function}){f' in {path}' if path else ''}"
+            where += f" at {operation.frames[0].file}:{operation.frames[0].line}" if operation.frames else ""
+        return ValidationRemark(index, self._name(index), f"a tensor entered from outside{where}; {text}")
+
+    def _hindrance(self, lead: int, node: OpNode) -> str | None:
+        """Why a call cannot be executed again."""
+        if node.facts.name in _UNINITIALISED:
+            return "uninitialized memory holds anything"
+        if node.facts.name in _DUAL:
+            return "tangents of forward-mode differentiation are gone when its block has ended"
+        if not self._lost.isdisjoint(self._results(lead)):
+            return "its tensor was given other memory later, and its value is gone"
+        if node.facts.name == "grad":
+            return "a gradient depends on the backward pass, not on values"
+        if not self._edited.isdisjoint(self._results(lead)):
+            return "its result was replaced by an edit"
+        lost = [parent for parent in pairs_of(node.parents).values() if parent not in self._values]
+        if lost:
+            return f"the value of its parent, operation {lost[0]}, was not kept"
+        if not any(index in self._values for index in self._results(lead)):
+            return "its own value was not kept"
+        return None
+
+    def _again(self, lead: int, node: OpNode) -> list[Tensor] | None:
+        try:
+            results = execute(self._graph, node, self._values.__getitem__)
+        except ValueNotKept as error:
+            self._unchecked(lead, str(error))
+        except Exception as error:  # noqa: BLE001  whatever it raises now, it did not the first time
+            self._fault(lead, f"executed again it raised {type(error).__name__}: {error}")
+        else:
+            if len(results) == len(self._results(lead)):
+                return results
+            self._fault(lead, f"it gave {len(self._results(lead))} tensors, and {len(results)} when executed again")
+        return None
+
+    def _judge(self, wrong: int, node: OpNode, result: Tensor) -> None:
+        """A result that differs: the kernel's own doing, or a fault."""
+        lead = node.lead
+        again = execute(self._graph, node, self._values.__getitem__)
+        if not same(again[wrong - lead], result):
+            self._unchecked(lead, "it gives something else each time it is executed")
+            return
+        gap = difference(self._values[wrong], result)
+        if node.facts.name in UNORDERED and gap <= TOLERANCE:
+            self.tolerated.append(
+                ValidationRemark(wrong, node.facts.name, f"differs by {gap:.1e} in the order of adding")
+            )
+            self.right.add(lead)
+        else:
+            self._fault(wrong, f"executed again from its parents it gives other values (relative difference {gap:.1e})")
+
+    def _check_parents(self, lead: int, node: OpNode, results: list[Tensor]) -> None:
+        places = pairs_of(node.parents)
+        for parent in dict.fromkeys(places.values()):
+            at = ", ".join(place for place, other in places.items() if other == parent)
+            if not can_perturb(self._values[parent], node.facts.name):
+                self.ignored.append(
+                    ValidationRemark(lead, node.facts.name, f"argument {at} was not changed: it has no plain values")
+                )
+            elif any(self._changes(node, parent, other, results) for other in perturbed(self._values[parent])):
+                self.perturbed += 1
+            else:
+                self._ignored(lead, f"argument {at} made no difference")
+
+    def _changes(self, node: OpNode, parent: int, other: Tensor, results: list[Tensor]) -> bool:
+        def value_of(index: int) -> Tensor:
+            return other if index == parent else self._values[index]
+
+        try:
+            changed = execute(self._graph, node, value_of)
+        except Exception:  # noqa: BLE001  a value that the call refuses does matter to it
+            return True
+        return len(changed) != len(results) or not all(map(same, changed, results))
+
+    def _results(self, lead: int) -> list[int]:
+        end = lead
+        while end < len(self._nodes) and self._nodes[end].lead == lead:
+            end += 1
+        return list(range(lead, end))
+
+    def _differing(self, lead: int, results: list[Tensor]) -> int | None:
+        for index, result in zip(self._results(lead), results, strict=True):
+            if index in self._values and not same(self._values[index], result):
+                return index
+        return None
+
+    def _fault(self, index: int, text: str) -> None:
+        self.faults.append(ValidationRemark(index, self._name(index), text))
+
+    def _unchecked(self, index: int, text: str) -> None:
+        self.unchecked.append(ValidationRemark(index, self._name(index), text))
+
+    def _ignored(self, index: int, text: str) -> None:
+        self.ignored.append(ValidationRemark(index, self._name(index), text))
+
+    def _name(self, index: int) -> str:
+        return self._nodes[index].facts.name if index < len(self._nodes) else "?"
+
+
+def _structure(index: int, node: OpNode, operation: Operation) -> Iterator[str]:
+    parents, externals = pairs_of(node.parents), pairs_of(node.externals)
+    places, left = holes(node.args, node.kwargs)
+    if left:
+        yield f"{len(left)} of its arguments are tensors without a node"
+    if set(places) != parents.keys() | externals.keys():
+        yield f"its tensor arguments are {places}, and its parents and parameters are those of {[*parents, *externals]}"
+    if any(parent >= index for parent in parents.values()):
+        yield "it comes before one of its parents"
+    if [(parent.argument, parent.operation) for parent in operation.parents] != [*parents.items()]:
+        yield "the record names other parents than were seen"

@@ -1,0 +1,288 @@
+"""What each command of `layerscope` does."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib.util
+import sys
+import textwrap
+from collections.abc import Callable, Iterable
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from rich.progress import Progress, track
+from rich.text import Text
+
+from layerscope.diagnose.findings import Diagnosis, Finding, Severity, as_json
+from layerscope.diagnose.rules import check
+from layerscope.errors import LayerscopeError, MissingError, StoreError
+from layerscope.query.discover import find_runs
+from layerscope.query.run_tables import RunTables
+from layerscope.query.tables import Table
+from layerscope.server.background import compact_aside
+from layerscope.server.one_file import report
+from layerscope.server.serve import PageServer, announce, open_page
+from layerscope.store.compaction import CompactReport, compact
+from layerscope.views import terminal
+from layerscope.views.trace_text import size
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+UNLIMITED = 100_000  # columns: what is written to a file or another program is not cut to a screen
+
+
+@cache
+def console() -> Console:
+    """The terminal, or whatever the output was sent to."""
+    from rich.console import Console  # a mistake in the arguments is told without waiting for it
+
+    return Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else UNLIMITED)
+
+
+def complain(problem: object) -> None:
+    """Say what is wrong, in one sentence, where errors go."""
+    sys.stderr.write(f"layerscope: {problem}\n")
+
+
+SOUND, TROUBLE = 0, 2  # exit codes
+
+
+def each_run(folder: Path, act: Callable[[Path, bool], None], doing: str = "") -> int:
+    """The exit code after acting on every run; `act` is told the run and whether it is one of several.
+
+    `doing` names what takes so long that a terminal shows how far it is.
+    """
+    found = find_runs(folder)
+    for problem in found.skipped:
+        complain(problem)
+    if not found.runs:
+        raise StoreError(f"There are no runs in {str(folder)!r}. Give a run, or a folder that holds runs.")
+    code = TROUBLE if found.skipped else SOUND
+    several = len(found.runs) > 1
+    show_progress = bool(doing) and several and console().is_terminal
+    for run in track(found.runs, doing, console=console(), disable=not show_progress):
+        try:
+            act(run, several)
+        except BrokenPipeError:
+            raise  # our own output, not the run
+        except Exception as error:  # noqa: BLE001  a border: the other runs have nothing to do with it
+            complain(_told(run, error, several=several))
+            code = TROUBLE
+    return code
+
+
+def _told(run: Path, error: Exception, *, several: bool) -> str:
+    if not isinstance(error, LayerscopeError | OSError):
+        fault = f"{run} could not be read: {type(error).__name__}: {error}."
+        return f"{fault} This is a fault of layerscope: please report it with the run."
+    return f"{run}: {error}" if several and str(run) not in str(error) else str(error)
+
+
+def compact_runs(options: argparse.Namespace) -> int:
+    """Compact a run or each run of a folder, and say what became of it; the exit code."""
+
+    def one(path: Path, several: bool) -> None:  # noqa: FBT001  what `each_run` calls
+        console().print(f"{path}: {told(compact(path))}", markup=False)
+
+    return each_run(options.path, one, "compacting")
+
+
+def told(report: CompactReport) -> str:
+    """What a compaction did, as a sentence."""
+    if not report.done:
+        return "another process is compacting it."
+    rows = sum(report.rows.values())
+    if not rows:
+        return "nothing new to compact."
+    before, after = size_text(report.bytes_before), size_text(report.bytes_after)
+    return f"{rows:,} {'row' if rows == 1 else 'rows'} compacted from {before} to {after} in {report.elapsed_s:.2f} s."
+
+
+def size_text(size_bytes: int) -> str:
+    """A number of bytes in the unit that fits.
+
+    >>> size_text(1_234_567)
+    '1.2 MB'
+    """
+    size, unit = float(size_bytes), "bytes"
+    for larger in ("kB", "MB", "GB"):
+        if size < 1000:
+            break
+        size, unit = size / 1000, larger
+    return f"{size:.0f} {unit}" if unit == "bytes" else f"{size:.1f} {unit}"
+
+
+def write_report(options: argparse.Namespace) -> int:
+    """Write the file and say what it holds; the exit code."""
+    made = report(options.run_folder, most_bytes=round(options.size * 1e6))
+    file = options.output or Path(f"{options.run_folder.resolve().name}.html")
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(made.html, encoding="utf-8")
+    told = f"{file}: {size(file.stat().st_size)}, {made.holds}"
+    console().print(told, markup=False, highlight=False)
+    return 0
+
+
+TELLING = ("mean", "std", "rms", "abs_max", "zero_share", "nan")
+
+
+def show(options: argparse.Namespace) -> int:
+    """Print the overview of a run or of each run, or the table asked for; the exit code."""
+
+    def one(path: Path, several: bool) -> None:  # noqa: FBT001  what `each_run` calls
+        run = RunTables(path)
+        if not (options.sql or options.sites or options.kind or options.stat or options.context is not None):
+            console().print(terminal.overview(run))
+            return
+        if options.sql:
+            content = run.sql(options.sql)
+        else:
+            stat = options.stat or (*TELLING, *run.own_statistics)
+            content = run.stats(options.sites or "*", kind=options.kind, stat=stat, context=options.context)
+            for column in ("context", "local"):
+                if not any(content[column]):
+                    content = Table(content.arrow().drop_columns(column))
+        if several:
+            console().print(Text(str(path), "bold"))
+        console().print(terminal.table(content))
+        for problem in run.problems:
+            complain(f"{path}: {problem}" if several else problem)
+
+    return each_run(options.path, one)
+
+
+BROKEN = 1  # exit code: a finding is an error
+COLOURS = {Severity.ERROR: "bold red", Severity.WARNING: "yellow", Severity.NOTE: "cyan"}
+
+
+def check_runs(options: argparse.Namespace) -> int:
+    """Say of every run what is wrong with it; the exit code is 1 if one has an error, 2 if something cannot be read."""
+    found: dict[str, Diagnosis] = {}
+
+    def one(path: Path, several: bool) -> None:  # noqa: FBT001  what `each_run` calls
+        found[str(path)] = diagnosis = check(path)
+        if not options.json:
+            _tell(path, diagnosis)
+        for problem in diagnosis.problems:
+            complain(problem if str(path) in problem else f"{path}: {problem}")
+
+    code = max(_each(path, one) for path in options.runs)
+    if options.json:
+        console().print(as_json(found), markup=False)
+    broken = any(diagnosis.count(Severity.ERROR) for diagnosis in found.values())
+    if any(diagnosis.problems for diagnosis in found.values()):
+        code = TROUBLE
+    return code if code != SOUND else BROKEN if broken else SOUND
+
+
+def _each(path: Path, one: Callable[[Path, bool], None]) -> int:
+    try:
+        return each_run(path, one)
+    except LayerscopeError as error:  # the others are checked all the same
+        complain(error)
+        return TROUBLE
+
+
+def _tell(path: Path, diagnosis: Diagnosis) -> None:
+    out = console()
+    worst = next((severity for severity in Severity if diagnosis.count(severity)), None)
+    out.print(Text.assemble((str(path), "bold"), ": ", (diagnosis.verdict, COLOURS[worst] if worst else "green")))
+    for cause in diagnosis.findings:
+        _tell_finding(cause)
+        for found in cause.consequences:
+            step = f"step {found.step}: {found.title}"
+            _paragraph("    then ", f"{step}. {found.why}", COLOURS[found.severity])
+    reasons: dict[str, list[str]] = {}
+    for missing in diagnosis.not_checked:
+        reasons.setdefault(missing.reason, []).append(missing.rule)
+    for reason, rules in reasons.items():
+        _paragraph("  not checked: ", f"{', '.join(rules)}: {reason}", "dim")
+
+
+def _tell_finding(found: Finding) -> None:
+    console().print(
+        Text.assemble(
+            "  ", (found.severity.value, COLOURS[found.severity]), f", step {found.step}: ", (found.title, "bold")
+        )
+    )
+    _paragraph("    why: ", found.why)
+    _paragraph("    do:  ", found.advice)
+
+
+def _paragraph(head: str, text: str, style: str = "") -> None:
+    """Text below its head; what is piped is one line."""
+    out = console()
+    if out.is_terminal:
+        wide = max(out.width, len(head) + 20)
+        text = textwrap.fill(text, wide, initial_indent=head, subsequent_indent=" " * len(head))[len(head) :]
+    out.print(Text.assemble((head, "dim"), (text, style)))
+
+
+VIEW = Path(__file__).parents[1] / "demos" / "recurrent_view.py"
+
+
+class Train(Protocol):
+    """A training that records itself into a folder."""
+
+    def __call__(self, to: Path, steps: int, track: Callable[[range, str], Iterable[int]]) -> None:
+        """Train; `track` shows how far it is."""
+        ...
+
+
+class Demo(NamedTuple):
+    """What one of the demos needs."""
+
+    train: Train
+    steps: int
+    to: Path
+    project: Path  # the folder the page shows
+    view: Path | None = None
+
+
+def demo(options: argparse.Namespace) -> None:
+    """Train with the page open, then keep serving it until interrupted."""
+    chosen = _chosen(options.name, options.to)
+    chosen.project.mkdir(parents=True, exist_ok=True)
+    with contextlib.ExitStack() as stack:
+        if not options.no_serve:
+            server = PageServer(
+                chosen.project,
+                host=options.host,
+                port=options.port,
+                compactor=compact_aside,
+                view=chosen.view,
+            )
+            stack.enter_context(server)
+            announce(server.address)
+            if not options.no_browser:
+                open_page(server.address)
+        _train(chosen, options.steps or chosen.steps)
+        if not options.no_serve:
+            server.wait()
+
+
+def _chosen(name: str, to: Path | None) -> Demo:
+    if importlib.util.find_spec("torch") is None:
+        raise MissingError("The demo trains with PyTorch, which is not installed: run `pip install torch`.")
+    if name == "recurrent-bug":
+        from layerscope.demos import recurrent_bug
+
+        folder = to or Path("runs/recurrent-bug")
+        return Demo(recurrent_bug.train, recurrent_bug.STEPS, folder, folder, VIEW)
+    from layerscope.demos import spirals
+
+    folder = to or Path("runs/demo")
+    return Demo(spirals.train, spirals.STEPS, folder, folder.parent)
+
+
+def _train(chosen: Demo, steps: int) -> None:
+    with Progress(console=console()) as progress:
+        chosen.train(chosen.to, steps, lambda counted, what: progress.track(counted, description=what))
+    again = f"layerscope ui {chosen.project}" + (f" --view {chosen.view}" if chosen.view else "")
+    is_project = chosen.to == chosen.project
+    said = f"The runs are in {chosen.to}" if is_project else f"The run is in {chosen.to}"
+    console().print(f"{said}. Look again with: {again}", markup=False)

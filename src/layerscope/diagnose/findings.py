@@ -1,0 +1,143 @@
+"""What a diagnosis is made of."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from enum import Enum
+from typing import Any
+
+import pyarrow as pa
+
+
+def figure(number: float, digits: int = 3) -> str:
+    """A number in a sentence: 0.0871, 7.36e6, 4.51e-10."""
+    mantissa, e, exponent = f"{number:.{digits}g}".partition("e")
+    return f"{mantissa}{e}{int(exponent)}" if e else mantissa
+
+
+class Severity(str, Enum):
+    """How sure a rule is that the training is broken."""
+
+    ERROR = "error"  # it is: the training does not do what it was started for
+    WARNING = "warning"  # it looks so, but a sound training can look so too
+    NOTE = "note"  # worth knowing, often intended
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """One number that a finding rests on."""
+
+    site: str
+    kind: str
+    step: int
+    stat: str
+    value: float
+    context: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Something a rule found: what, where, since when, why it thinks so, what to do, and what came of it."""
+
+    rule: str
+    severity: Severity
+    site: str  # the one to look at first; "" where the finding is about the training as a whole
+    kind: str
+    step: int  # the first recorded step at which it was so
+    title: str
+    why: str
+    advice: str
+    evidence: tuple[Evidence, ...] = ()
+    consequences: tuple[Finding, ...] = ()
+    context: str = ""  # of the site's forwards
+
+    def with_consequences(self) -> tuple[Finding, ...]:
+        """The finding, then what came of it."""
+        return (self, *self.consequences)
+
+
+@dataclass(frozen=True, slots=True)
+class NotChecked:
+    """A rule that could not be applied, and what it lacked."""
+
+    rule: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """What all rules found in a run: causes by step, each with its consequences; and what could not be checked."""
+
+    findings: tuple[Finding, ...]
+    not_checked: tuple[NotChecked, ...]
+    checked: int  # how many rules were applied
+    last_step: int | None  # of what was recorded by then
+    classes: Mapping[str, str] = field(default_factory=dict)  # of the modules that the sites above are of, where known
+    problems: tuple[str, ...] = ()  # what of the run could not be read
+
+    def all_findings(self) -> list[Finding]:
+        """Causes and consequences, each cause before its own."""
+        return [found for cause in self.findings for found in cause.with_consequences()]
+
+    @property
+    def verdict(self) -> str:
+        """How the run is, in one line."""
+        if not self.checked:
+            return "not checked: too little is recorded"
+        counts = [(severity.value, self.count(severity)) for severity in Severity]
+        told = ", ".join(f"{number} {name}{'s' if number > 1 else ''}" for name, number in counts if number)
+        return f"{told or 'healthy'} ({self.checked} rules, up to step {self.last_step})"
+
+    def count(self, severity: Severity) -> int:
+        """How many findings, consequences included, have the severity."""
+        return sum(found.severity is severity for found in self.all_findings())
+
+
+_EVIDENCE = pa.list_(
+    pa.struct(
+        {"site": pa.string(), "kind": pa.string(), "step": pa.int64(), "stat": pa.string(), "value": pa.float64()}
+    )
+)
+_TEXTS = ("rule", "severity", "site", "kind", "title", "why", "advice")
+SCHEMA = pa.schema(
+    {
+        "step": pa.int64(),
+        **{name: pa.string() for name in _TEXTS[:4]},
+        "cause": pa.string(),
+        **{name: pa.string() for name in _TEXTS[4:]},
+        "evidence": _EVIDENCE,
+    }
+)
+
+
+def findings_table(diagnosis: Diagnosis) -> pa.Table:
+    """One row for each finding; `cause` is the rule of the finding above that brought it about, null of a cause."""
+    rows = []
+    for cause in diagnosis.findings:
+        rows.append(_row(cause, None))
+        rows += [_row(found, cause.rule) for found in cause.consequences]
+    return pa.Table.from_pylist(rows, SCHEMA)
+
+
+def _row(found: Finding, cause: str | None) -> dict[str, object]:
+    plain = asdict(found)
+    return {**plain, "severity": found.severity.value, "cause": cause, "evidence": list(plain["evidence"])}
+
+
+def as_json(diagnoses: dict[str, Diagnosis]) -> str:
+    """A list with one object for each run: findings with their consequences, and what was not checked."""
+    return json.dumps(
+        [{"run": run, "verdict": found.verdict, **_plain(asdict(found))} for run, found in diagnoses.items()], indent=2
+    )
+
+
+def _plain(value: Any) -> Any:  # Any: whatever JSON can hold
+    """The same without NaN and Inf, which JSON does not have: they become text."""
+    if isinstance(value, dict):
+        return {name: _plain(each) for name, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(each) for each in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value

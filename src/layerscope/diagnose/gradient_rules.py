@@ -1,0 +1,271 @@
+"""Gradients that vanish or explode over the depth of the network."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from layerscope.diagnose.evidence import BEGINNING, FEWEST_STEPS, KindHistories, RunEvidence, medians
+from layerscope.diagnose.findings import Evidence, Finding, Severity, figure
+from layerscope.model.records import Floats, Kind, Phase, name_in
+
+FALL = 1e-5  # first layers against last ones: sound networks, however deep, were seen to stay above 1e-3
+FEWEST_LAYERS = 5  # a line through fewer is no trend
+TREND = 0.8  # correlation of depth and log gradient: a fall by a factor per layer has 0.95, one odd layer 0.6
+
+
+class Profile(NamedTuple):
+    """The size of the gradient at each layer, from the first executed to the last."""
+
+    what: str
+    sites: list[str]
+    kind: Kind
+    sizes: Floats
+    context: str = ""
+
+
+def vanishing_gradients(recording: RunEvidence) -> Iterator[Finding]:
+    """Gradients that shrink from layer to layer on their way back, until the first layers learn nothing."""
+    for profile in _profiles(recording):
+        fall, trend = _fall(profile.sizes)
+        if fall < FALL and trend > TREND:
+            yield _over_depth(recording, profile, fall)
+            return
+
+
+def exploding_over_depth(recording: RunEvidence) -> Iterator[Finding]:
+    """Gradients that grow from layer to layer on their way back."""
+    for profile in _profiles(recording):
+        fall, trend = _fall(profile.sizes)
+        if fall > 1 / FALL and trend < -TREND:
+            yield _over_depth(recording, profile, fall)
+            return
+
+
+def _over_depth(recording: RunEvidence, profile: Profile, fall: float) -> Finding:
+    vanishes, step = fall < 1, int(recording.steps[-1])
+    first, last = profile.sizes[0], profile.sizes[-1]
+    towards, away = (recording.called(profile.sites[end], profile.context) for end in (0, -1))
+    factor = fall ** (1 / max(len(profile.sizes) - 1, 1))
+    verb = "vanish" if vanishes else "explode"
+    cure = (
+        "Use ReLU-like activations, normalization layers or residual connections, and an initialization that keeps "
+        "the variance (Xavier for tanh, He for ReLU)."
+        if vanishes
+        else "Initialize with smaller weights (Xavier or He), add normalization layers, and clip gradients."
+    )
+    return Finding(
+        rule="vanishing_gradients" if vanishes else "exploding_gradients",
+        severity=Severity.ERROR,
+        site=profile.sites[0],
+        context=profile.context,
+        kind=profile.kind.value,
+        step=int(recording.steps[0]),
+        title=f"Gradients {verb} towards {towards}",
+        why=f"{profile.what} is {figure(first)} at {towards} and {figure(last)} at {away} "
+        f"(medians over time): over {len(profile.sizes)} layers it changes by a factor of {figure(factor, 2)} per "
+        "layer.",
+        advice=cure,
+        evidence=tuple(
+            Evidence(site, profile.kind.value, step, profile.what, float(size), profile.context)
+            for site, size in zip(profile.sites, profile.sizes, strict=True)
+        ),
+    )
+
+
+def _fall(sizes: Floats) -> tuple[float, float]:
+    """First quarter of the layers against the last, and how well depth explains it."""
+    if len(sizes) < FEWEST_LAYERS:
+        return 1.0, 0.0
+    quarter, logs = max(len(sizes) // 4, 1), np.log(sizes)
+    if np.ptp(logs) == 0:
+        return 1.0, 0.0
+    trend = np.corrcoef(np.arange(len(sizes)), logs)[0, 1]
+    return float(np.exp(np.median(logs[:quarter]) - np.median(logs[-quarter:]))), float(trend)
+
+
+def _profiles(recording: RunEvidence) -> Iterator[Profile]:
+    """What tells how gradients change with depth: those of outputs; else of biases, which are the same added up."""
+    order = {
+        row["site"]: row["series"] for row in reversed(recording.series) if row["kind"] == Kind.OUTPUT.value
+    }  # of execution
+    if Kind.OUTPUT_GRAD in recording.kinds:
+        every = recording.histories(Kind.OUTPUT_GRAD)
+        for context in dict.fromkeys(place.context for place in every.places):
+            yield _output_profile(recording, every.where(place.context == context for place in every.places), order)
+    if Kind.WEIGHT_GRAD in recording.kinds:
+        found = applied(recording)
+        sizes = medians(np.sqrt(found.moments["sum2"]))
+        vectors = np.array([len(place.shape) == 1 for place in found.places], np.bool_)
+        yield _profile("The norm of the gradient", found.where(vectors), sizes[vectors], order)
+        if Kind.WEIGHT in recording.kinds:
+            weights = recording.histories(Kind.WEIGHT)
+            norms = dict(zip((p.site for p in weights.places), medians(np.sqrt(weights.moments["sum2"])), strict=True))
+            sizes = sizes / np.array([norms.get(place.site) or np.nan for place in found.places])
+            yield _profile("‖gradient‖/‖weight‖", found.where(~vectors), sizes[~vectors], order)
+
+
+def _output_profile(recording: RunEvidence, found: KindHistories, order: dict[str, int]) -> Profile:
+    """Gradients of the outputs of first calls, in one context."""
+    sites = [place.site for place in found.places]
+    first = {site: i for i, site in reversed(list(enumerate(sites))) if name_in(site, recording.classes) == site}
+    found = found.where(first.get(site) == i for i, site in enumerate(sites))
+    return _profile("The norm of the gradient", found, medians(np.sqrt(found.moments["sum2"])), order)
+
+
+def _profile(what: str, found: KindHistories, sizes: Floats, order: dict[str, int]) -> Profile:
+    def turn(at: int) -> tuple[int, int]:
+        place = found.places[at]
+        module = place.site if place.kind is Kind.OUTPUT_GRAD else place.site.rpartition(".")[0]
+        return order.get(module, place.number), place.number
+
+    kept = sorted(np.flatnonzero(np.nan_to_num(sizes) > 0).tolist(), key=turn)
+    kind, context = (found.places[0].kind, found.places[0].context) if found.places else (Kind.WEIGHT_GRAD, "")
+    return Profile(what, [found.places[at].site for at in kept], kind, sizes[kept], context)
+
+
+def applied(recording: RunEvidence) -> KindHistories:
+    """Gradients of weights as an optimizer applied them; all of them where none was seen."""
+    found = recording.histories(Kind.WEIGHT_GRAD)
+    seen = [place.reading == Phase.OPTIMIZER.value for place in found.places]
+    return found.where(seen) if any(seen) else found
+
+
+SPIKE = 100.0  # against the run's own past: noise of small batches reaches 10
+GROWTH = 100.0  # of the last quarter against the beginning; gradients of a sound training fall
+RISEN = 1.5  # times the level at the start, below it is noise; not later than a loss of squares is at 3 times its own
+PAST = 50  # recorded steps that a gradient is compared with
+SHORTEST = 3  # recorded steps of a growth that ended in NaN or Inf
+SMALLEST = 1e-30  # a gradient of 0 is no level to compare with
+LARGER = 10.0  # times its own past: an output that has grown with the gradients
+ALONG = 3.0  # what is this much larger by then grows with it: it is a matter of noise which of them is first at LARGER
+MOST_EVIDENCE = 5
+SPIKE_ADVICE = (
+    "Look at the batch of this step; torch.nn.utils.clip_grad_norm_ before optimizer.step() keeps one bad batch from "
+    "undoing many good ones."
+)
+GROWTH_ADVICE = (
+    "Lower the learning rate, warm it up, or clip gradients by torch.nn.utils.clip_grad_norm_ before optimizer.step()."
+)
+
+
+class Origin(NamedTuple):
+    """What to look at first, why it is this, and the numbers that tell."""
+
+    site: str
+    kind: str
+    why: str
+    evidence: tuple[Evidence, ...]
+    context: str = ""
+
+
+class Rise(NamedTuple):
+    """By how much the norm of all gradients rose: from a column on, as the numbers at another show."""
+
+    column: int
+    at: int
+    times: float
+    last: float | None  # norm at the end of a growth; a spike has none
+
+
+def exploding_over_time(recording: RunEvidence) -> Iterator[Finding]:
+    """Gradients far above the run's own past: for good, or for a moment."""
+    found = applied(recording)
+    squares = found.moments["sum2"]
+    some = ~np.isnan(squares).all(axis=0)  # a skipped step has none
+    norms = np.sqrt(np.nansum(squares[:, some], axis=0))
+    ended = recording.until is not None  # by what is not finite, however short the growth was
+    if len(norms) < (SHORTEST if ended else FEWEST_STEPS):
+        return
+    rise = _rise(norms, np.flatnonzero(some).tolist(), ended=ended)
+    if rise is not None:
+        yield _over_time(recording, found, rise)
+
+
+def _rise(norms: Floats, columns: list[int], *, ended: bool) -> Rise | None:
+    """A growth that lasts to the end, or else the first spike."""
+    start = float(np.median(norms[: min(BEGINNING, 1 + len(norms) // 4)]))
+    past = np.array([np.median(norms[max(0, at - PAST) : max(at, 1)]) for at in range(len(norms))])
+    level = max(start, float(np.min(past)))
+    last = float(norms[-1] if ended else np.median(norms[-max(len(norms) // 4, BEGINNING) :]))
+    if last > GROWTH * level > 0:
+        grown = np.flatnonzero(norms > GROWTH * level)
+        low = np.flatnonzero(norms[: grown[0]] <= RISEN * level)  # it may be low again later
+        onset = low[-1] + 1 if len(low) else grown[0]
+        return Rise(columns[onset], columns[grown[-1]], last / level, last)
+    spikes = np.flatnonzero((norms > SPIKE * past) & (norms > SPIKE / 10 * start) & (past > 0))
+    spikes = spikes[spikes >= BEGINNING]
+    if not len(spikes):
+        return None
+    at = columns[spikes[0]]
+    return Rise(at, at, float(norms[spikes[0]] / past[spikes[0]]), None)
+
+
+def _over_time(recording: RunEvidence, found: KindHistories, rise: Rise) -> Finding:
+    step = int(found.steps[rise.column])
+    origin = _first_output(recording, step, int(found.steps[rise.at])) or _most_grown(recording, found, rise)
+    if rise.last is None:
+        rule, title = "gradient_spike", f"A spike of the gradients at step {step}"
+        why = f"The norm of all gradients is {figure(rise.times)} times the median of the {PAST} recorded steps before"
+    else:
+        rule, title = "exploding_gradients", "Gradients explode"
+        why = f"From step {step} on the norm of all gradients grows {figure(rise.times)} times, to {figure(rise.last)}"
+    return Finding(
+        rule=rule,
+        severity=Severity.WARNING if rise.last is None else Severity.ERROR,
+        site=origin.site,
+        context=origin.context,
+        kind=origin.kind,
+        step=step,
+        title=f"{title}: {recording.called(origin.site, origin.context)}",
+        why=f"{why}; {origin.why}",
+        advice=SPIKE_ADVICE if rise.last is None else GROWTH_ADVICE,
+        evidence=origin.evidence,
+    )
+
+
+def _first_output(recording: RunEvidence, since: int, until: int) -> Origin | None:
+    """The first output in the order of execution that grew when the first of them did; None where none is known to.
+
+    A weight that grows enlarges the gradients of all layers but its own: those after it by what goes into them, those
+    before it on the way back. So the largest gradient is at a neighbor, and outputs tell.
+    """
+    if Kind.OUTPUT not in recording.kinds:
+        return None
+    found = recording.histories(Kind.OUTPUT)
+    before, during = found.steps < since, (found.steps >= since) & (found.steps <= until)
+    sizes = np.sqrt(found.moments["sum2"] / np.maximum(found.moments["count"], 1))
+    usual = medians(sizes[:, before])[:, None]
+    times = np.nan_to_num(np.divide(sizes, usual, out=np.zeros_like(sizes), where=usual > SMALLEST))
+    larger = np.flatnonzero(during & (times > LARGER).any(axis=0))
+    if not len(larger):
+        return None
+    at = int(larger[0])
+    rows = sorted(np.flatnonzero(times[:, at] > ALONG).tolist(), key=lambda row: found.places[row].number)
+    first, grown = found.places[rows[0]], float(times[rows[0], at])
+    called = recording.called(first.site, first.context)
+    others = f": of {len(rows)} outputs that grew it is the first in the order of execution" if len(rows) > 1 else ""
+    return Origin(
+        first.site,
+        first.kind.value,
+        f"at step {found.steps[at]} the output of {called} is {figure(grown)} times as large as before{others}.",
+        tuple(found.evidence(row, at, "rms", sizes[row, at]) for row in rows[:MOST_EVIDENCE]),
+        first.context,
+    )
+
+
+def _most_grown(recording: RunEvidence, found: KindHistories, rise: Rise) -> Origin:
+    """The gradient that grew most."""
+    sizes = np.sqrt(found.moments["sum2"])
+    times = np.nan_to_num(sizes[:, rise.at] / np.maximum(medians(sizes[:, : rise.column]), SMALLEST))
+    worst = np.argsort(-times)[:MOST_EVIDENCE].tolist()
+    place = found.places[worst[0]]
+    return Origin(
+        place.site,
+        place.kind.value,
+        f"most of all in {recording.called(place.site)} ({figure(times[worst[0]])} times). Its cause may be a "
+        "neighbor: no output was seen to grow.",
+        tuple(found.evidence(row, rise.at, "norm", sizes[row, rise.at]) for row in worst),
+    )

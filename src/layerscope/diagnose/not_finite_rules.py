@@ -1,0 +1,222 @@
+"""NaN and Inf: the first step and, in the order of execution, the first site; the losses they reach."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from layerscope.diagnose.evidence import RunEvidence
+from layerscope.diagnose.findings import Evidence, Finding, Severity, figure
+from layerscope.model.records import Flags, Ints, Kind
+from layerscope.store.columns import flags, values
+
+#: Within a step the forward comes first, then the backward, what the optimizer applied, and what it left behind.
+STAGES = (
+    (Kind.INPUT, Kind.OUTPUT, Kind.TENSOR),
+    (Kind.OUTPUT_GRAD, Kind.INPUT_GRAD, Kind.TENSOR_GRAD, Kind.OUTPUT_GRAD_NORM, Kind.INPUT_GRAD_NORM),
+    (Kind.WEIGHT_GRAD,),
+    (Kind.UPDATE, Kind.OPTIMIZER, Kind.WEIGHT, Kind.BUFFER),
+)
+STAGE = {kind: stage for stage, kinds in enumerate(STAGES) for kind in kinds}
+GRADIENTS = (*STAGES[1], Kind.WEIGHT_GRAD)  # of a step that AMP skips they are infinite, and that is all right
+MASKS = (*STAGES[0], Kind.BUFFER)  # −Inf in them is how attention is masked, unless it comes with worse
+ADVICE = (
+    "Look at what {site} computes: a logarithm or square root of 0, a division by 0, an exponential that overflows. "
+    "Clamp its argument or add a small number to it; if values grew before, lower the learning rate.",
+    "The forward was finite, its derivative was not: square roots, norms and powers have none at 0, and "
+    "`where(x > 0, f(x), 0)` does not keep it out. Put a small number under the root; see also "
+    "torch.autograd.set_detect_anomaly(True).",
+    "No activation was seen to be infinite before it. Record kinds=('output', 'output_grad') to see which operation of "
+    "the backward it was; clip gradients if they grew before.",
+    "Gradients were finite where they were recorded: look at the optimizer's settings (eps, betas, lr), and record "
+    "kinds='all' around this step.",
+)
+BATCH_FIRST = (
+    "Look at the batch of this step first: the data may have come in like this (kinds=('input', 'output') tells)."
+)
+COLUMNS = ("count", "nan", "pos_inf", "neg_inf")
+
+
+class Broken(NamedTuple):
+    """A tensor with elements that are not finite."""
+
+    place: tuple[int, int]  # in the order of execution
+    site: str
+    kind: Kind
+    step: int
+    rank: int
+    context: str
+    elements: int
+    nan: int
+    pos_inf: int
+    neg_inf: int
+
+    @property
+    def what(self) -> str:
+        """The worst that is in it."""
+        return "NaN" if self.nan else "Inf" if self.pos_inf else "-Inf"
+
+    @property
+    def evidence(self) -> Evidence:
+        """How many elements are not finite."""
+        count = self.nan + self.pos_inf + self.neg_inf
+        return Evidence(self.site, self.kind.value, self.step, "not finite", count, self.context)
+
+
+def not_finite(recording: RunEvidence) -> Iterator[Finding]:
+    """The first tensor that was not finite, and which others followed."""
+    broken = _first_broken(recording)
+    if not broken:
+        return
+    origin, step = broken[0], broken[0].step
+    followers = list(dict.fromkeys(each.site for each in broken[1:] if each.site != origin.site))
+    shares = [(origin.nan, "NaN"), (origin.pos_inf, "Inf"), (origin.neg_inf, "-Inf")]
+    why = [f"{' and '.join(f'{number} {name}' for number, name in shares if number)} among {origin.elements} elements."]
+    sound = recording.recorded[recording.recorded < step]
+    why.append(f"All was finite at step {sound[-1]}, the recorded step before." if len(sound) else "So from the start.")
+    if followers:
+        order = ", ".join(map(recording.called, followers[:4])) + (" …" if len(followers) > 4 else ".")
+        why.append(f"In the same step {len(followers)} more followed, in this order: {order}")
+    harmless = all(each.kind is Kind.INPUT for each in broken)
+    yield Finding(
+        rule="not_finite",
+        severity=Severity.WARNING if harmless else Severity.ERROR,
+        site=origin.site,
+        context=origin.context,
+        kind=origin.kind.value,
+        step=step,
+        title=f"{origin.what} first seen in the {origin.kind.value} of {recording.called(origin.site, origin.context)}"
+        f"{_passed_back(recording, broken)}",
+        why=" ".join(why),
+        advice=_advice(recording, origin),
+        evidence=tuple(each.evidence for each in broken),
+    )
+
+
+def _passed_back(recording: RunEvidence, broken: list[Broken]) -> str:
+    """Whose backward made it: of an output, what takes it in, if what came back to that one was finite."""
+    origin = broken[0]
+    if origin.kind is not Kind.OUTPUT_GRAD:
+        return ""
+    wanted = (Kind.OUTPUT_GRAD.value, origin.context)
+    seen = {row["site"] for row in recording.series if (row["kind"], row["context"]) == wanted}
+    ill = {each.site for each in broken if each.context == origin.context}
+    takers = dict.fromkeys(edge.target for edge in recording.graph.edges if edge.source == origin.site)
+    sound = [site for site in takers if site in seen and site not in ill]
+    return f", by the backward of {recording.called(sound[0])}" if len(sound) == 1 else ""
+
+
+def _advice(recording: RunEvidence, origin: Broken) -> str:
+    if origin.kind is Kind.INPUT:
+        return "The data came in like this: check the batch of this step, and how it was normalized."
+    advice = ADVICE[STAGE[origin.kind]].format(site=recording.called(origin.site))
+    return f"{BATCH_FIRST} {advice}" if _may_be_the_data(recording, origin) else advice
+
+
+def _may_be_the_data(recording: RunEvidence, origin: Broken) -> bool:
+    """Whether inputs were not recorded, and nothing that was recorded of the step's forward came before it."""
+    stage, number = origin.place
+    if stage != 0 or Kind.INPUT in recording.kinds:
+        return False
+    table = recording.finiteness
+    same = (values(table["step"]) == origin.step) & (values(table["rank"]) == origin.rank)
+    setting = (recording.known[origin.rank, number]["mode"], origin.context)
+    ran = [recording.known.get((origin.rank, each)) for each in values(table["series"])[same].tolist()]
+    forward = [
+        row["series"]
+        for row in ran
+        if row and (row["mode"], row["context"]) == setting and STAGE[Kind(row["kind"])] == 0
+    ]
+    return bool(number == min(forward, default=number))
+
+
+def _first_broken(recording: RunEvidence) -> list[Broken]:
+    """All broken tensors of the first step that has any, in the order of execution."""
+    bad = _bad(recording)
+    if not bad.any():
+        return []
+    rows = _suspects(recording, bad)
+    steps, series = values(rows["step"]), _series(rows)
+    lost = [known[~np.isfinite(loss)] for known, loss in recording.losses.values()]
+    may_be_mask = _are(MASKS, recording, series) & (values(rows["nan"]) == 0) & (values(rows["pos_inf"]) == 0)
+    worst = ~may_be_mask | np.isin(steps, np.concatenate([*lost, np.zeros(0, np.int64)]))
+    if not worst.any():
+        return []
+    first = steps[worst].min()
+    masked = may_be_mask & np.isin(series, series[steps < first])
+    return sorted(_broken(recording, row) for row in rows.filter(flags((steps == first) & ~masked)).to_pylist())
+
+
+def broken_gradients(recording: RunEvidence, since: int, until: int) -> list[Broken]:
+    """The gradients that were not finite in the first of some steps that has any, in the order of execution."""
+    steps = values(recording.finiteness["step"])
+    rows = _read(recording, _bad(recording) & (steps >= since) & (steps <= until))
+    rows = rows.filter(flags(_are(GRADIENTS, recording, _series(rows))))
+    first = values(rows["step"]) == values(rows["step"]).min(initial=until)
+    return sorted(_broken(recording, row) for row in rows.filter(flags(first)).to_pylist())
+
+
+def _bad(recording: RunEvidence) -> Flags:
+    table = recording.finiteness
+    return np.asarray(values(table["count"]) != values(table["finite"]))
+
+
+def _suspects(recording: RunEvidence, bad: Flags) -> pa.Table:
+    """What is not finite in the bad rows; without gradients of steps that AMP skipped."""
+    rows = _read(recording, bad)
+    series = _series(rows)
+    skipped = np.isin(values(rows["step"]), list(recording.skipped)) & _are(GRADIENTS, recording, series)
+    return rows.filter(flags(_are(tuple(Kind), recording, series) & ~skipped))
+
+
+def _read(recording: RunEvidence, bad: Flags) -> pa.Table:
+    """What is not finite in the bad rows."""
+    table = recording.finiteness
+    numbers, steps = np.unique(values(table["series"])[bad]), np.unique(values(table["step"])[bad])
+    rows = recording.reader.moments(numbers, steps, COLUMNS)
+    return rows.filter(flags(np.any([values(rows[name]) > 0 for name in COLUMNS[1:]], axis=0)))
+
+
+def _series(rows: pa.Table) -> Ints:
+    """One number for rank and series of each row."""
+    return values(rows["rank"]).astype(np.int64) << 32 | values(rows["series"])
+
+
+def _are(kinds: tuple[Kind, ...], recording: RunEvidence, series: Ints) -> Flags:
+    """Which rows are of the kinds; one that was first recorded since the series were listed is of none."""
+    chosen = [rank << 32 | number for (rank, number), row in recording.known.items() if row["kind"] in kinds]
+    return np.isin(series, np.array(chosen, np.int64))
+
+
+def _broken(recording: RunEvidence, row: dict[str, int]) -> Broken:
+    series = recording.known[row["rank"], row["series"]]
+    kind = Kind(series["kind"])
+    turn = -row["series"] if kind is Kind.WEIGHT_GRAD else row["series"]  # backward reaches the last ones first
+    numbers = (int(row[name]) for name in COLUMNS)
+    return Broken((STAGE[kind], turn), series["site"], kind, row["step"], row["rank"], series["context"], *numbers)
+
+
+def loss_not_finite(recording: RunEvidence) -> Iterator[Finding]:
+    """The first step at which a loss was not finite."""
+    for name, (steps, loss) in recording.losses.items():
+        bad = np.flatnonzero(~np.isfinite(loss))
+        if not len(bad):
+            continue
+        first, step = int(bad[0]), int(steps[bad[0]])
+        what = "NaN" if np.isnan(loss[first]) else "infinite"
+        before = f"one step before it was {figure(loss[first - 1], 4)}; " if first else ""
+        yield Finding(
+            rule="loss_not_finite",
+            severity=Severity.ERROR,
+            site="",
+            kind="metric",
+            step=step,
+            title=f"The metric {name} is not finite",
+            why=f"{name} is {what} at step {step}, {before}{len(bad)} of {len(loss)} steps have no finite one.",
+            advice="Look at the first site that is not finite. If none is named, record every step up to this one "
+            "(every=1) with kinds 'output' and 'weight_grad'.",
+            evidence=(Evidence("", name, step, "value", float(loss[first])),),
+        )

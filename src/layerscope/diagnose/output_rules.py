@@ -1,0 +1,162 @@
+"""Activations that carry nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from layerscope.diagnose.evidence import FEWEST_STEPS, KindHistories, RunEvidence, SeriesInfo, medians
+from layerscope.diagnose.findings import Finding, Severity, figure
+from layerscope.diagnose.gradient_rules import applied
+from layerscope.model.records import Flags, Floats, Ints, Kind
+
+DEAD_SHARE = 0.99  # of zeros in the output of a ReLU; sound ones were seen to reach 0.9
+RELU_LIKE = frozenset(("ReLU", "ReLU6", "Threshold", "Hardtanh", "Hardswish", "Hardsigmoid"))
+LASTING = 0.2  # share of the training, up to its end, for which it must be so
+DEAD_UNITS = 0.75  # of a layer's units without gradient in a step; sound layers were seen to reach 0.4
+FEWEST_UNITS = 16  # of a layer: with 8 channels, half of them are idle in sound networks
+FEWEST_ELEMENTS = 8  # of an output that may be called constant: a loss has one
+ADVICE = (
+    "Lower the learning rate, and begin with biases of 0; LeakyReLU and GELU cannot die. If it happened at one step, "
+    "look at the batch and the gradients of that step."
+)
+
+
+def dead_units(recording: RunEvidence) -> Iterator[Finding]:
+    """Outputs of which (almost) nothing but zeros, or one same value, is left until the end; layers that come close."""
+    found = recording.histories(Kind.OUTPUT)
+    found = found.where("float" in place.dtype and place.whole for place in found.places)
+    count, given = found.moments["count"], found.moments["count"] > 0
+    share = np.divide(found.moments["zeros"], count, where=given, out=np.full(count.shape, np.nan))
+    constant = (found.moments["min"] == found.moments["max"]) & (count >= FEWEST_ELEMENTS)
+    dead = constant | (share >= DEAD_SHARE) & _rectified(recording, found)[:, None]
+    rows, since = _lasting(dead, given)
+    rows = _without_alive(found, rows, np.count_nonzero(count >= FEWEST_ELEMENTS, axis=1) >= FEWEST_STEPS)
+    if len(rows):
+        yield _dead(recording, found, Deaths(rows, since, share))
+    if Kind.WEIGHT_GRAD in recording.kinds:
+        yield from _idle_units(recording)
+
+
+class Deaths(NamedTuple):
+    """Which rows are dead, the first to die first; since which column; and the share of zeros."""
+
+    rows: Ints
+    since: Ints
+    share: Floats
+
+
+def _rectified(recording: RunEvidence, found: KindHistories) -> Flags:
+    """Which of the outputs are those of modules that make zeros."""
+    return np.array([recording.class_of(place.site) in RELU_LIKE for place in found.places], np.bool_)
+
+
+def _lasting(dead: Flags, given: Flags) -> tuple[Ints, Ints]:
+    """The rows that are dead long enough, up to the end, the first to die first; and the column since which each is."""
+    alive = given & ~dead
+    last = dead.shape[1] - 1 - alive[:, ::-1].argmax(axis=1)
+    since = np.where(alive.any(axis=1), last + 1, 0).astype(np.int64)
+    lasting = np.array([np.count_nonzero(given[row, at:]) for row, at in enumerate(since)])
+    rows = np.flatnonzero(lasting >= np.maximum(given.sum(axis=1) * LASTING, FEWEST_STEPS))
+    return rows[np.lexsort((rows, since[rows]))], since
+
+
+def _without_alive(found: KindHistories, rows: Ints, judged: Flags) -> Ints:
+    """Without the outputs of modules that give another one with something in it: masks and empty biases are sound.
+
+    Only outputs that can be judged count: a loss beside the output of a dead module says nothing for it.
+    """
+    dead = set(rows.tolist())
+    alive: dict[tuple[str, str], set[str]] = {}
+    for row in np.flatnonzero(judged).tolist():
+        if row not in dead:
+            place = found.places[row]
+            alive.setdefault((place.site, place.context), set()).add(place.port)
+    places = [found.places[row] for row in rows]
+    kept = [not alive.get((place.site, place.context), set()) - {place.port} for place in places]
+    return rows[np.array(kept, np.bool_)]
+
+
+def _dead(recording: RunEvidence, found: KindHistories, deaths: Deaths) -> Finding:
+    row, *others = deaths.rows.tolist()
+    place, at = found.places[row], int(deaths.since[row])
+    called = _called(recording, place)
+    zeros = float(np.nanmin(deaths.share[row, at:]))
+    value = float(found.moments["max"][row, -1])
+    amount, what = (
+        ("Nothing", "all elements are 0")
+        if zeros == 1
+        else ("Next to nothing", f"{zeros:.2%} of the elements are 0")
+        if zeros
+        else ("One constant", f"all elements are {figure(value)}")
+    )
+    began = "from the start" if at == 0 else f"since step {found.steps[at]}"
+    why = f"In the output of {called} {what} {began}, whatever goes in, up to step {found.steps[-1]}: "
+    why += f"{amount.lower() if zeros else 'nothing'} can be learned through it.{_before(recording, found, row, at)}"
+    if others:
+        names = ", ".join(_called(recording, found.places[each]) for each in others[:3])
+        why += f" {len(others)} more outputs are 0 or constant: {names}{' …' if len(others) > 3 else '.'}"
+    return Finding(
+        rule="dead_units",
+        severity=Severity.ERROR if zeros == 1 else Severity.WARNING,
+        site=place.site,
+        context=place.context,
+        kind=Kind.OUTPUT.value,
+        step=int(found.steps[at]),
+        title=f"{amount} comes out of {called}",
+        why=why,
+        advice=ADVICE,
+        evidence=tuple(
+            found.evidence(each, since, "zero_share", deaths.share[each, since])
+            for each, since in ((each, int(deaths.since[each])) for each in deaths.rows.tolist())
+        ),
+    )
+
+
+def _called(recording: RunEvidence, place: SeriesInfo) -> str:
+    return recording.called(place.site, place.context)
+
+
+def _before(recording: RunEvidence, found: KindHistories, row: int, at: int) -> str:
+    """What goes into it, where the output before it in the order of execution can only be that and is below 0."""
+    place, before = found.places[row], found.places[row - 1]
+    if row == 0 or (before.shape, before.context) != (place.shape, place.context):
+        return ""
+    most = found.moments["max"][row - 1, at]
+    name = recording.called(before.site)
+    return f" What {name} gives it is below 0, at most {figure(most)}." if most < 0 else ""
+
+
+def _idle_units(recording: RunEvidence) -> Iterator[Finding]:
+    """Layers most of whose units get no gradient: a bias has one element for each unit, so its gradient tells."""
+    found = applied(recording)
+    found = found.where(_is_of_units(place) for place in found.places)
+    zeros, given = found.moments["zeros"], ~np.isnan(found.moments["zeros"])
+    units = np.array([place.shape[0] for place in found.places], np.float64)[:, None]
+    share = zeros / units
+    rows, since = _lasting((share >= DEAD_UNITS) & (share < 1), given)  # all of them: another rule's
+    if not len(rows):
+        return
+    row = int(rows[np.argmax(medians(share[rows]))])
+    place, at = found.places[row], int(since[row])
+    fewest = int(np.nanmin(zeros[row, at:]))
+    more = f", and most of {len(rows) - 1} more" if len(rows) > 1 else ""
+    yield Finding(
+        rule="dead_units",
+        severity=Severity.WARNING,
+        site=place.site,
+        kind=place.kind.value,
+        step=int(found.steps[at]),
+        title=f"{fewest} of {place.shape[0]} units get no gradient: {recording.called(place.site)}{more}",
+        why=f"From step {found.steps[at]} on, at least {fewest} of the {place.shape[0]} elements of the gradient of "
+        f"{place.site!r}, one for each unit, are exactly 0 at every recorded step: so many units do not react to "
+        "any sample of a batch, and do not learn.",
+        advice=ADVICE,
+        evidence=tuple(found.evidence(each, int(since[each]), "zero_share", share[each, since[each]]) for each in rows),
+    )
+
+
+def _is_of_units(place: SeriesInfo) -> bool:
+    return place.whole and place.site.endswith("bias") and len(place.shape) == 1 and place.shape[0] >= FEWEST_UNITS

@@ -1,0 +1,1 @@
+"""Nested graphs of modules and operations: nodes, edges, their order and their coordinates."""

@@ -1,0 +1,297 @@
+"""What of a pass is visible: which blocks are open, and the edges between what can be seen."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import NamedTuple
+
+from layerscope.errors import SelectError
+from layerscope.graph.layers import Naming
+from layerscope.graph.op_blocks import BlockRole, Instance, Nesting, OpBlock, passes_text
+from layerscope.model.records import name_in
+from layerscope.model.trace_record import TraceRecord, field_of_all
+
+MOST_READABLE = 150  # nodes in one picture
+LABELLED_PASSES = 6  # runs of pass numbers that fit on an edge
+
+Chain = tuple[Instance, ...]  # the calls around an operation, from the whole down to itself
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """What to show: everything or one module, how deep, and with repeated operations as one node or many."""
+
+    depth: int | None = None  # None: as deep as can be read
+    rolled: bool = True
+    focus: str | None = None  # "encoder.0", or "encoder.0#2" for its second call
+    expanded: Collection[str] = ()  # modules that are open whatever the depth
+
+
+class Hop(NamedTuple):
+    """The part of an edge that lies in one open block: from a child, or its top border, to a child, or its bottom."""
+
+    group: int
+    tensor: int  # the block that computed it
+    source: int | None  # None: it comes in through the top
+    target: int | None  # None: it goes out through the bottom
+    back: bool = False
+
+
+@dataclass(slots=True)
+class VisibleEdge:
+    """All tensors that go from one visible block to another."""
+
+    source: int
+    target: int
+    hops: tuple[Hop, ...]
+    back: bool  # into an earlier block: the next pass of a loop
+    pairs: list[tuple[int, int]] = field(default_factory=list)  # the operations it stands for
+    passes: str = ""  # which passes of the loop it belongs to, where that is not all of them
+
+
+@dataclass(frozen=True, slots=True)
+class Drawable:
+    """A pass as it is to be drawn: open blocks are boxes, the others nodes."""
+
+    nesting: Nesting
+    root: int
+    open: frozenset[int]
+    edges: tuple[VisibleEdge, ...]
+
+    def visible(self) -> list[OpBlock]:
+        """The blocks that are drawn as nodes, in the order of the pass."""
+        return list(_visible(self.nesting, self.root, self.open))
+
+
+def collapse(record: TraceRecord, naming: Naming, opening: Opening) -> Drawable:
+    """The visible part of a pass."""
+    if opening.depth is not None and opening.depth < 1:
+        raise SelectError(f"A depth of {opening.depth} shows nothing. Depth 1 shows the outermost modules as nodes.")
+    path = None if opening.focus is None else name_in(opening.focus, {call.path for call in record.calls})
+    nesting = Nesting(record, naming, rolled=opening.rolled, kept=path)
+    root = 0 if opening.focus is None else _find(nesting, opening.focus)
+    shown = readable(nesting, root) if opening.depth is None else _opened(nesting, root, opening.depth)
+    for wanted in opening.expanded:
+        shown |= set(nesting.chain(_find(nesting, wanted)))
+    return drawable(nesting, root, shown)
+
+
+def drawable(nesting: Nesting, root: int, shown: Collection[int]) -> Drawable:
+    """The part of a pass below a block that is seen when some blocks are open."""
+    edges = _Edges(nesting, root, shown)
+    for operation, parents in enumerate(field_of_all(nesting.record.operations, "parents")):
+        for parent in dict.fromkeys(parents):
+            edges.add(parent, operation)
+    return Drawable(nesting, root, frozenset(shown), tuple(edges.finished()))
+
+
+class Hops:
+    """What lies in a group of the edges of a pass with everything open, found for one group when it is asked for."""
+
+    def __init__(self, nesting: Nesting) -> None:
+        self._nesting = nesting
+        self._parents: Sequence[Sequence[int]] = field_of_all(nesting.record.operations, "parents")
+
+    @cached_property
+    def children(self) -> Sequence[Sequence[int]]:
+        """The operations that took each operation's result."""
+        found: list[list[int]] = [[] for _ in self._parents]
+        for operation, parents in enumerate(self._parents):
+            for parent in dict.fromkeys(parents):
+                found[parent].append(operation)
+        return found
+
+    def of(self, group: int) -> list[Hop]:
+        """The hops in one group, in the order of the pass."""
+        found: dict[tuple[int, int, int, bool], list[Hop]] = {}
+        for source, target in self._touching(group):
+            upper, lower = self._nesting.instances(source), self._nesting.instances(target)
+            meet = next(at for at, pair in enumerate(zip(upper, lower, strict=False)) if pair[0] != pair[1])
+            (above, _), (below, _) = upper[meet], lower[meet]
+            back = not self._nesting.blocks[above].operations[0] < self._nesting.blocks[below].operations[0]
+            key = (self._nesting.leaf[source], self._nesting.leaf[target], upper[meet - 1][0], back)
+            if key not in found:
+                found[key] = self._within(group, key[0], (upper, lower), meet, back=back)
+        return [hop for hops in found.values() for hop in hops]
+
+    def _touching(self, group: int) -> Iterator[tuple[int, int]]:
+        """Edges with an end in a group, without those that stay in one call of one of its blocks."""
+        blocks = self._nesting.blocks
+        inside = [blocks[child] for child in blocks[group].children]
+        child_of = {op: child.index for child in inside for op in child.operations}
+        several = {child.index for child in inside if not child.children or len(child.calls) > 1}
+        outside = {op for at in blocks[group].operations for op in self.children[at]} - child_of.keys() if group else ()
+        for target in sorted((*child_of, *outside)):
+            below = child_of.get(target)
+            for source in dict.fromkeys(self._parents[target]):
+                above = child_of.get(source)
+                if above != below or (above is not None and above in several):
+                    yield source, target
+
+    def _within(self, group: int, tensor: int, chains: tuple[Chain, Chain], meet: int, *, back: bool) -> list[Hop]:
+        """What lies in the group of one edge; `meet` is where its ends part."""
+        inside = len(self._nesting.chain(group))
+        above, below = (
+            chain[inside][0] if len(chain) > inside and chain[inside - 1][0] == group else None for chain in chains
+        )
+        if meet == inside and above is not None:
+            return [Hop(group, tensor, above, below, back)]
+        if meet > inside:
+            return []
+        leaving = [] if above is None else [Hop(group, tensor, above, None)]
+        return leaving if below is None else [*leaving, Hop(group, tensor, None, below)]
+
+
+def _find(nesting: Nesting, name: str) -> int:
+    """The block of a module, by its path and, where it matters, the number of its call."""
+    calls = nesting.record.calls
+    path = name_in(name, {call.path for call in calls})
+    number = name[len(path) + 1 :]
+    for block in nesting.blocks:
+        if block.role is BlockRole.MODULE and block.children and block.path == path:
+            numbers = {str(calls[call].number) for call in block.calls}
+            if not number or number in numbers:
+                return block.index
+    paths = sorted({block.path for block in nesting.blocks if block.role is BlockRole.MODULE and block.path})
+    near = difflib.get_close_matches(path, paths, 3) or paths[:3]
+    what = f"No call of a module {name!r} with operations inside is in this pass."
+    raise SelectError(f"{what} {'Near it: ' + ', '.join(near) + '.' if near else 'It has no modules.'}")
+
+
+def _opened(nesting: Nesting, root: int, depth: int, *, sections: bool = True) -> set[int]:
+    """The blocks that are open at a depth, counted from the block that is looked at."""
+    base = nesting.blocks[root].level
+    found, waiting = set(), [root]
+    while waiting:
+        block = nesting.blocks[waiting.pop()]
+        is_shown = block.level - base < depth and (sections or block.role is not BlockRole.SECTION)
+        if block.children and is_shown:
+            found.add(block.index)
+            waiting.extend(block.children)
+    return found | {root}
+
+
+def readable(nesting: Nesting, root: int) -> set[int]:
+    """The deepest opening whose nodes can still be read."""
+    best = _opened(nesting, root, 1, sections=False)
+    levels = max(block.level for block in nesting.blocks) - nesting.blocks[root].level
+    for depth in range(1, levels + 1):
+        shown = _opened(nesting, root, depth)
+        if sum(1 for _ in _visible(nesting, root, shown)) > MOST_READABLE:
+            is_flat = nesting.blocks[nesting.blocks[root].children[0]].role is not BlockRole.SECTION
+            return shown if depth == 1 and is_flat else best
+        best = shown
+    return best
+
+
+def _visible(nesting: Nesting, root: int, shown: Collection[int]) -> Iterator[OpBlock]:
+    waiting = [root]
+    while waiting:
+        block = nesting.blocks[waiting.pop()]
+        if block.index in shown:
+            waiting.extend(reversed(block.children))
+        else:
+            yield block
+
+
+@dataclass(slots=True)
+class _Gathered:
+    """An edge in the making, and the passes its ends were met in."""
+
+    edge: VisibleEdge
+    ends: tuple[Instance, Instance]
+    source_passes: set[int] = field(default_factory=set)
+    target_passes: set[int] = field(default_factory=set)
+
+
+class _Seen(NamedTuple):
+    """The calls around an operation from the root on, and which of them is drawn as a node."""
+
+    chain: tuple[Instance, ...]
+    end: int
+
+
+class _Edges:
+    """Edges between visible blocks, gathered from the parents of operations."""
+
+    def __init__(self, nesting: Nesting, root: int, shown: Collection[int]) -> None:
+        self._nesting, self._root, self._shown = nesting, root, shown
+        self._cut = len(nesting.chain(root)) - 1
+        self._found: dict[tuple[int, int, int, bool], _Gathered] = {}
+        self._boundary: dict[tuple[BlockRole, int], int] = {}
+        self._known: dict[int, _Seen | None] = {}
+
+    def add(self, source: int, target: int) -> None:
+        """One operation uses another."""
+        upper, lower = self._seen(source), self._seen(target)
+        if upper is None and lower is None:
+            return
+        upper = upper or self._border(BlockRole.INPUT, source)
+        lower = lower or self._border(BlockRole.OUTPUT, source)
+        meet = 1  # calls of the block that is looked at are one
+        while upper.chain[meet] == lower.chain[meet]:
+            meet += 1
+        if meet > upper.end:
+            return  # inside a closed block
+        found = self._gathered(upper, lower, meet, self._nesting.leaf[source])
+        found.edge.pairs.append((source, target))
+        found.source_passes.add(self._nesting.pass_of(upper.chain[meet]))
+        found.target_passes.add(self._nesting.pass_of(lower.chain[meet]))
+
+    def finished(self) -> Iterator[VisibleEdge]:
+        """The edges, with the passes they belong to."""
+        for found in self._found.values():
+            sources, targets = (self._nesting.blocks[block].passes for block, _ in found.ends)
+            if found.edge.back or len(found.target_passes) < targets:
+                found.edge.passes = _labeled(found.target_passes)
+            elif len(found.source_passes) < sources:
+                found.edge.passes = _labeled(found.source_passes)
+            yield found.edge
+
+    def _gathered(self, upper: _Seen, lower: _Seen, meet: int, tensor: int) -> _Gathered:
+        above, below = [block for block, _ in upper.chain], [block for block, _ in lower.chain]
+        back = not self._first(above[meet]) < self._first(below[meet])
+        key = (above[upper.end], below[lower.end], above[meet - 1], back)
+        if key not in self._found:
+            hops = [Hop(above[at - 1], tensor, above[at], None) for at in range(upper.end, meet, -1)]
+            hops.append(Hop(above[meet - 1], tensor, above[meet], below[meet], back))
+            hops += [Hop(below[at - 1], tensor, None, below[at]) for at in range(meet + 1, lower.end + 1)]
+            edge = VisibleEdge(key[0], key[1], tuple(hops), back)
+            self._found[key] = _Gathered(edge, (upper.chain[meet], lower.chain[meet]))
+        return self._found[key]
+
+    def _first(self, block: int) -> tuple[int, int]:
+        """When a block ran first; a border is before or after everything else."""
+        role = self._nesting.blocks[block].role
+        outside = self._boundary.get((role, self._nesting.blocks[block].operations[0])) == block
+        order = 0 if not outside else -1 if role is BlockRole.INPUT else 1
+        return order, self._nesting.blocks[block].operations[0]
+
+    def _seen(self, operation: int) -> _Seen | None:
+        if operation not in self._known:
+            chain = self._nesting.instances(operation)
+            if len(chain) <= self._cut or chain[self._cut][0] != self._root:
+                self._known[operation] = None  # outside the block that is looked at
+            else:
+                chain = chain[self._cut :]
+                end = next(at for at, (block, _) in enumerate(chain) if block not in self._shown)
+                self._known[operation] = _Seen(chain, end)
+        return self._known[operation]
+
+    def _border(self, role: BlockRole, operation: int) -> _Seen:
+        """A node for a tensor that comes from outside the block that is looked at, or goes there."""
+        lead = self._nesting.blocks[self._nesting.leaf[operation]].operations[0]
+        if (role, lead) not in self._boundary:
+            self._boundary[role, lead] = self._nesting.add_boundary(role, self._root, lead)
+        return _Seen(((self._root, -1), (self._boundary[role, lead], lead)), 1)
+
+
+def _labeled(numbers: set[int]) -> str:
+    runs = passes_text(sorted(numbers)).split(", ")
+    short = (
+        ", ".join(runs) if len(runs) <= LABELLED_PASSES else ", ".join([*runs[: LABELLED_PASSES - 1], "…", runs[-1]])
+    )
+    return f"pass {short}" if len(numbers) == 1 else f"passes {short}"

@@ -1,0 +1,1 @@
+"""Plain records, names, patterns, number formats and the specification of a summary: no framework, numpy only."""

@@ -1,0 +1,324 @@
+"""Statistics of single samples, from their kept values: the same words as over all values, in float64."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from layerscope.model import summary_spec
+from layerscope.model.records import (
+    BATCH_STATISTICS,
+    SAMPLE_STATISTICS,
+    Dependencies,
+    Flags,
+    Floats,
+    Ints,
+    Kind,
+    StepInfo,
+    gradient_port,
+    named_site,
+)
+from layerscope.query import tables
+from layerscope.query.tables import Table
+from layerscope.query.tensor_history import KeptValues, LRUCache, Numbers, Statistics, ValueBlock, of_rank
+from layerscope.stats import derived
+from layerscope.store.reader import Reader
+from layerscope.store.record_batches import numbers_of
+
+_LARGE = 1e150  # squares of larger numbers leave float64
+Sampled = tuple[
+    Ints, Ints, dict[str, Floats]
+]  # steps, samples, and statistics by name: a row for each sample of a step
+
+
+def statistics_of(samples: npt.NDArray[Any]) -> dict[str, Floats]:
+    """Every statistic of each sample; the samples lie along the first axis. Of complex numbers, of magnitudes."""
+    kind, count = samples.dtype.name, len(samples)
+    with np.errstate(invalid="ignore"):  # a signalling NaN is a NaN
+        real = np.abs(samples) if samples.dtype.kind == "c" else samples
+        wide = real.reshape(count, samples.size // max(count, 1)).astype(np.float64)
+    finite = np.isfinite(wide)
+    moments = _counts(wide, finite, summary_spec.SMALLEST_NORMAL.get(kind, 0.0))
+    known = wide if finite.all() else np.where(finite, wide, 0.0)
+    with np.errstate(over="ignore", under="ignore", invalid="ignore"):
+        moments |= _sums(known) | _extremes(known, finite)
+        found = {name: derived.statistic(name, moments.__getitem__) for name in derived.STATS}
+        # Two passes know it better than raw sums do, which is all that a summary has.
+        unit = np.where(moments["abs_max"] > _LARGE, moments["abs_max"], 1.0)
+        apart = np.where(finite, known / unit[:, None] - (found["mean"] / unit)[:, None], 0.0)
+        found["std"] = np.sqrt(np.square(apart).sum(1) / _or_nan(moments["finite"])) * unit
+    return found
+
+
+def _or_nan(count: Floats) -> Floats:
+    return np.where(count > 0, count, np.nan)
+
+
+def _counts(wide: Floats, finite: Flags, smallest_normal: float) -> dict[str, Floats]:
+    counted: dict[str, Flags] = {
+        "count": np.ones_like(finite),
+        "finite": finite,
+        "zeros": wide == 0,
+        "subnormal": (wide != 0) & (np.abs(wide) < smallest_normal),
+        "nan": np.isnan(wide),
+        "pos_inf": np.isposinf(wide),
+        "neg_inf": np.isneginf(wide),
+    }
+    return {name: flags.sum(1).astype(np.float64) for name, flags in counted.items()}
+
+
+def _sums(known: Floats) -> dict[str, Floats]:
+    square = known * known
+    fourth = square * square
+    powers = (known, np.abs(known), square, square * known, fourth, fourth * fourth)
+    sums = {name: power.sum(1) for name, power in zip(summary_spec.SUMS, powers, strict=True)}
+    beyond = np.isinf(sums["sum2"])
+    if beyond.any():
+        small = np.ldexp(known, -summary_spec.DOWN)
+        for name, power in zip(summary_spec.SUMS[3:], (small, np.abs(small), small * small), strict=True):
+            sums[name] = np.where(beyond, power.sum(1), sums[name])
+    return sums
+
+
+def _extremes(known: Floats, finite: Flags) -> dict[str, Floats]:
+    magnitude = np.abs(known)
+    found = {
+        "min": np.where(finite, known, np.inf).min(1, initial=np.inf),
+        "max": np.where(finite, known, -np.inf).max(1, initial=-np.inf),
+        "abs_min": np.where(magnitude > 0, magnitude, np.inf).min(1, initial=np.inf),
+        "abs_max": np.where(finite, magnitude, -np.inf).max(1, initial=-np.inf),
+    }
+    return {name: np.where(np.isfinite(values), values, np.nan) for name, values in found.items()}
+
+
+def sampled(values: Mapping[int, KeptValues]) -> list[Sampled]:
+    """The statistics of every sample in values by step; those of equal shape are worked out together."""
+    alike: dict[tuple[str, tuple[int, ...]], list[int]] = {}
+    for step, kept in values.items():
+        if len(kept.samples):
+            alike.setdefault((kept.array.dtype.name, kept.array.shape[1:]), []).append(step)
+    found = []
+    for steps in alike.values():
+        chosen = [values[step] for step in steps]
+        samples = np.concatenate([kept.samples for kept in chosen]).astype(np.int64)
+        of = np.repeat(np.array(steps, np.int64), [len(kept.samples) for kept in chosen])
+        found.append((of, samples, statistics_of(np.concatenate([kept.array for kept in chosen]))))
+    return found
+
+
+def joined(parts: Sequence[Sampled]) -> Sampled:
+    """Several in one; a statistic that a part lacks is NaN in it."""
+    names = dict.fromkeys(name for _, _, found in parts for name in found)
+    steps, samples = (np.concatenate([np.zeros(0, np.int64), *(part[k] for part in parts)]) for k in (0, 1))
+    columns = {
+        name: np.concatenate([found.get(name, np.full(len(of), np.nan)) for of, _, found in parts]) for name in names
+    }
+    return steps, samples, columns
+
+
+_LISTS = {"graphs": pa.int64(), "samples": pa.int64(), "categories": pa.string(), "losses": pa.string()}
+_SAMPLED_KNOWN = 256  # tensors whose statistics of samples are held
+
+
+class NamedTensors:
+    """The named tensors of a run as they were when it was asked for: `steps()`, `graph()`, `statistics()`, `values()`.
+
+    A tensor is found by its name, its role where it has one, and the iteration of the step. `loss=None` is its value;
+    else its gradient, `""` of a loss that was given no name. A parameter of the model is the same in every iteration;
+    its gradient is what the loss added to it, or in a run that names no losses the gradient that was applied.
+    """
+
+    def __init__(self, reader: Reader, rank: int = 0) -> None:
+        self._reader = reader
+        self._rank = rank
+        self._infos = {info.step: info for info in _infos(of_rank(reader.steps(), rank))}
+        self._tables: dict[str | None, Table] = {}
+        self._statistics = Statistics(reader, rank, len(self._infos))
+        self._values = ValueBlock(reader, rank, np.array(sorted(self._infos), np.int64))
+        self._samples = LRUCache(_SAMPLED_KNOWN)
+
+    def steps(self, type: str | None = None) -> Table:
+        """The steps in which tensors were named, or those of one type.
+
+        step, type, iterations, batch, samples, categories, losses, reason
+        """
+        if type not in self._tables:
+            chosen = [info for info in self._infos.values() if type in (None, info.type)]
+            names = [name for name in StepInfo.__slots__ if name != "graphs"]
+            kinds = {"step": pa.int64(), "iterations": pa.int64(), "batch": pa.int64()}
+            kinds |= {name: pa.list_(kind) for name, kind in _LISTS.items()}
+            columns = {
+                name: pa.array([getattr(i, name) for i in chosen], kinds.get(name, pa.string())) for name in names
+            }
+            self._tables[type] = Table(pa.table(columns))
+        return self._tables[type]
+
+    def types(self) -> list[str]:
+        """The types of these steps, in alphabetical order."""
+        return sorted({info.type for info in self._infos.values()})
+
+    def graph(self, step: int, iteration: int) -> Dependencies | None:
+        """What was named in an iteration and what it depends on, None if nothing was; 0 has the initial values."""
+        info = self._infos.get(step)
+        if info is None or not 0 <= iteration < len(info.graphs):
+            return None
+        return self._graphs.get(info.graphs[iteration])
+
+    def graphs(self) -> list[Dependencies]:
+        """The dependency graphs of all steps, each once, in the order of first appearance."""
+        used = {number for info in self._infos.values() for number in info.graphs}
+        return [graph for number, graph in self._graphs.items() if number in used]
+
+    @cached_property
+    def _graphs(self) -> dict[int, Dependencies]:
+        return {graph.number: graph for graph in self._reader.dependencies()}
+
+    def statistics(
+        self,
+        step: int,
+        name: str,
+        role: str = "",
+        iteration: int = 1,
+        loss: str | None = None,
+        sample: int | None = None,
+    ) -> dict[str, float]:
+        """The statistics of a tensor by name: of all its values, or of one sample; empty if there are none.
+
+        Of a tensor without a batch, one sample is all of it.
+        """
+        numbers = self._numbers(name, role, iteration, loss)
+        if sample is None or self._lacks_batch(numbers, step):
+            return self._statistics.of(numbers).at(step)
+        kept = self._values.at(numbers, step)
+        if kept is not None and sample in kept.samples:
+            place = int(np.flatnonzero(kept.samples == sample)[0])
+            found = statistics_of(kept.array[place : place + 1])
+            return {name: float(values[0]) for name, values in found.items()}
+        _, samples, columns = self._told(numbers, np.array([step]))
+        mine = samples == sample
+        return {name: float(column[mine][-1]) for name, column in columns.items()} if mine.any() else {}
+
+    def values(
+        self, step: int, name: str, role: str = "", iteration: int = 1, loss: str | None = None
+    ) -> KeptValues | None:
+        """The kept values of a tensor at one step, None if none were kept."""
+        return self._values.at(self._numbers(name, role, iteration, loss), step)
+
+    def has_samples(self, step: int, name: str, role: str = "", iteration: int = 1, loss: str | None = None) -> bool:
+        """Whether a tensor has a batch, as far as is known: a parameter has none, nor has a loss."""
+        return not self._lacks_batch(self._numbers(name, role, iteration, loss), step)
+
+    def samples(
+        self, steps: Ints, name: str, role: str = "", iteration: int = 1, loss: str | None = None
+    ) -> tuple[dict[int, KeptValues], Sampled]:
+        """The samples of a tensor at some steps: their kept values by step, and statistics kept in place of values."""
+        numbers = self._numbers(name, role, iteration, loss)
+        values = {step: kept for part in self._values.all(numbers, steps) for step, kept in part.items()}
+        return values, self._told(numbers, steps)
+
+    def history(  # noqa: PLR0913 -- what tells one curve from another
+        self,
+        name: str,
+        statistic: str,
+        role: str = "",
+        iteration: int = 1,
+        loss: str | None = None,
+        sample: int | None = None,
+        type: str | None = None,
+    ) -> tuple[Ints, Floats]:
+        """Steps and values of one statistic of a tensor, of all its values or of one sample, where there is one."""
+        numbers = self._numbers(name, role, iteration, loss)
+        of_type = [step for step, info in self._infos.items() if type in (None, info.type)]
+        if sample is None or self._lacks_batch_at(numbers, of_type):
+            steps, values = self._statistics.of(numbers).curve(statistic)
+        else:
+            steps, samples, columns = self._samples.get_or(numbers, lambda: self._sampled(numbers))
+            mine = samples == sample
+            steps, values = steps[mine], columns.get(statistic, np.full(len(steps), np.nan))[mine]
+        shown = np.isin(steps, of_type)
+        return steps[shown], values[shown]
+
+    def _numbers(self, name: str, role: str, iteration: int, loss: str | None) -> Numbers:
+        """The series of a tensor: of a recorded one, else of a parameter."""
+        kind = Kind.TENSOR if loss is None else Kind.TENSOR_GRAD
+        bare, _, context = name.partition("@")  # as the graphs name what was recorded in a context
+        key = (named_site(bare, iteration), gradient_port(role, loss or ""), kind.value, context)
+        return self._series.get(key) or self._series.get((*self.of_parameter(name, role, loss), "")) or ()
+
+    def of_parameter(self, name: str, role: str, loss: str | None) -> tuple[str, str, str]:
+        """Site, port and kind of a parameter's weights, or of its gradient: what a loss added to it.
+
+        Where losses have no names, that is the gradient as it was applied.
+        """
+        base = name.removesuffix(".")  # so marked where a recorded tensor has the name of the parameter's module
+        site, word = f"{base}.{role}" if role else base, (Kind.WEIGHT if loss is None else Kind.WEIGHT_GRAD).value
+        added = (site, gradient_port(word, loss or ""), Kind.TENSOR_GRAD.value)
+        return added if loss or (loss is not None and (*added, "") in self._series) else (site, word, word)
+
+    @cached_property
+    def _series(self) -> dict[tuple[str, str, str, str], Numbers]:
+        """The numbers of series by site, port, kind and context."""
+        table = of_rank(self._reader.series(), self._rank)
+        found: dict[tuple[str, str, str, str], Numbers] = {}
+        columns = [table[name].to_pylist() for name in ("site", "port", "kind", "context", "series")]
+        for site, port, kind, context, number in zip(*columns, strict=True):
+            key = (site, port, kind, context)
+            found[key] = (*found.get(key, ()), number)
+        return found
+
+    def _sampled(self, numbers: Numbers) -> Sampled:
+        """Statistics of every sample at every step: worked out of values, and read where there are none."""
+        parts = [part for found in self._values.all(numbers) for part in sampled(found)]
+        read = self._told(numbers, None)
+        steps, samples, columns = joined([*parts, *([read] if len(read[0]) else [])])
+        order = np.argsort(steps, kind="stable")
+        return steps[order], samples[order], {name: column[order] for name, column in columns.items()}
+
+    def _told(self, numbers: Numbers, steps: Ints | None) -> Sampled:
+        """Statistics of samples that were recorded in place of their values."""
+        table = of_rank(self._reader.sample_stats(list(numbers), steps), self._rank)
+        samples = table["samples"].to_pylist()
+        found = np.concatenate([np.zeros((0, len(SAMPLE_STATISTICS))), *numbers_of(table)])
+        places = np.array([sample for row in samples for sample in row], np.int64)
+        step_of = np.repeat(tables.ints(table, "step"), [len(row) for row in samples])
+        return step_of, places, dict(zip(SAMPLE_STATISTICS, found.T, strict=True))
+
+    def _lacks_batch(self, numbers: Numbers, step: int) -> bool:
+        """Whether it is known of a tensor that it has no samples to choose from."""
+        kept = self._values.at(numbers, step)
+        return numbers in self._parameters if kept is None else len(kept.samples) == 0
+
+    def _lacks_batch_at(self, numbers: Numbers, steps: list[int]) -> bool:
+        """The same of several steps: the newest that has its values, or statistics over its batch, tells."""
+        if numbers in self._parameters:
+            return True
+        whole = self._statistics.of(numbers)
+        batched = set(whole.curve(BATCH_STATISTICS[0])[0].tolist())
+        for step in reversed(whole.steps[np.isin(whole.steps, steps)].tolist()):
+            if step in batched:
+                return False
+            if self._values.at(numbers, step) is not None:
+                return self._lacks_batch(numbers, step)
+        return False
+
+    @cached_property
+    def _parameters(self) -> set[Numbers]:
+        kinds = (Kind.WEIGHT.value, Kind.WEIGHT_GRAD.value)
+        added = (Kind.WEIGHT_GRAD.value, Kind.TENSOR_GRAD.value)  # what a loss added to a gradient
+        return {
+            numbers
+            for (_, port, kind, _), numbers in self._series.items()
+            if kind in kinds or (port.partition("@")[0], kind) == added
+        }
+
+
+def _infos(table: pa.Table) -> list[StepInfo]:
+    columns = {name: table[name].to_pylist() for name in StepInfo.__slots__}
+    columns |= {name: [tuple(json.loads(text or "[]")) for text in columns[name]] for name in _LISTS}
+    return [StepInfo(*row) for row in zip(*columns.values(), strict=True)]

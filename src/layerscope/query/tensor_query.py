@@ -1,0 +1,130 @@
+"""What a user looks at among named tensors: a wish, and what of it a run has."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from layerscope.model.records import Dependencies, Ints
+from layerscope.query.tables import at_or_before
+
+if TYPE_CHECKING:
+    from layerscope.query.named_tensors import NamedTensors
+
+
+ANY_TYPE = ""
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSelection:
+    """One tensor of one step: what a view of your own is given."""
+
+    run: str
+    step: int
+    type: str  # of the step
+    iteration: int
+    node: str  # the name of the tensor
+    role: str = ""  # which of the node's tensors; "" where it has but one
+    sample: int | None = None  # its place in the batch; None for all of them
+    loss: str | None = None  # None for the value; else the gradient of this loss, "" where it has no name
+
+
+@dataclass(frozen=True, slots=True)
+class TensorQuery:
+    """What is asked for; None where anything will do."""
+
+    type: str | None = None
+    step: int | None = None
+    iteration: int | None = None
+    node: str | None = None
+    role: str | None = None
+    sample: int | None = None
+    loss: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Choices:
+    """What can be chosen, given what was chosen before it."""
+
+    types: tuple[str, ...] = ()
+    type: str = ANY_TYPE  # the one that was chosen; the steps are its
+    steps: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
+    iterations: tuple[int, ...] = ()
+    roles: tuple[str, ...] = ()
+    samples: tuple[int, ...] = ()
+    categories: tuple[str, ...] = ()
+    losses: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ResolvedQuery:
+    """The selection that comes nearest to a wish, and in which points it differs, in words."""
+
+    selection: TensorSelection
+    choices: Choices
+    told: tuple[str, ...]
+    graph: Dependencies
+    batch: int  # samples of the step, 0 if that is not known
+    reason: str  # why the step was kept
+    exists: bool  # whether the node is in the graph
+    has_samples: bool  # whether the tensor has a batch: a parameter has none
+
+
+def found(named: NamedTensors, run: str, wish: TensorQuery) -> ResolvedQuery | None:
+    """What a run has of a wish; None where it has no named tensors."""
+    told: list[str] = []
+    types = tuple(named.types())
+    if not types:
+        return None
+    type_ = wish.type if wish.type in types else ANY_TYPE
+    if wish.type and not type_:
+        told.append(f"no step of type {wish.type}")
+    table = named.steps(type_ or None).arrow()
+    steps: Ints = table.column("step").to_numpy()
+    at = at_or_before(steps, wish.step)
+    step = int(steps[at])
+    row = table.slice(at, 1).to_pylist()[0]
+    iterations = tuple(i for i in range(row["iterations"] + 1) if named.graph(step, i) is not None)
+    iteration = _iteration(wish.iteration, iterations, told)
+    graph = named.graph(step, iteration)
+    if graph is None:  # a step in which nothing was named has no row
+        return None
+    node = wish.node or _first_node(graph)
+    roles = next((tuple(role for role, _ in one.roles) for one in graph.nodes if one.name == node), ())
+    role = wish.role if wish.role in roles else next(iter(roles), wish.role or "")
+    if roles and wish.role and role != wish.role:
+        told.append(f"{node} has no {wish.role}")
+    losses = tuple(row["losses"] or ())
+    loss = wish.loss if wish.loss in losses else next(iter(losses), None) if wish.loss is not None else None
+    samples = tuple(row["samples"] or ())
+    sample = wish.sample if wish.sample in samples else None
+    if wish.sample is not None and sample is None:
+        told.append(f"sample {wish.sample} not kept at this step")
+    if wish.loss is not None and loss != wish.loss:
+        told.append(f"no gradient of {wish.loss or 'a loss'} at this step")
+    return ResolvedQuery(
+        selection=TensorSelection(run, step, row["type"], iteration, node, role, sample, loss),
+        choices=Choices(types, type_, steps, iterations, roles, samples, tuple(row["categories"] or ()), losses),
+        told=tuple(told),
+        graph=graph,
+        batch=row["batch"],
+        reason=row["reason"],
+        exists=bool(roles),
+        has_samples=not roles or named.has_samples(step, node, role, iteration, loss),
+    )
+
+
+def _iteration(wish: int | None, there: tuple[int, ...], told: list[str]) -> int:
+    if not there:
+        return 1
+    if wish is not None and wish not in there:
+        told.append(f"no iteration {wish} in this step")
+    return wish if wish in there else there[-1]
+
+
+def _first_node(graph: Dependencies) -> str:
+    """A node to begin with: the loss, which everything leads to."""
+    by_part = sorted(graph.nodes, key=lambda node: node.part.value != "loss")
+    return by_part[0].name if by_part else ""

@@ -1,0 +1,175 @@
+"""Tables of a trace: its operations, its modules, and the code around them."""
+
+from __future__ import annotations
+
+import linecache
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from layerscope.graph.layers import Naming, Relations
+from layerscope.model.trace_record import CodeFrame, StackFrame, TraceRecord
+from layerscope.query.tables import Table
+from layerscope.store.traces import Code, Snippet
+
+AROUND = 2  # lines before and after
+
+
+def code_of(record: TraceRecord) -> dict[tuple[str, int], Snippet]:
+    """The code around every line of the pass, as the files are now; those that cannot be read are left out."""
+    frames = {frame for operation in record.operations for frame in operation.frames}
+    frames.update(frame for call in record.calls for frame in call.frames)
+    snippets = {(frame.file, frame.line): snippet(frame) for frame in sorted(frames)}
+    return {place: found for place, found in snippets.items() if found[1]}
+
+
+def snippet(frame: StackFrame) -> Snippet:
+    """The code around one line; no lines where the file cannot be read."""
+    lines = linecache.getlines(frame.file)
+    first = max(frame.line - AROUND, 1)
+    return first, tuple(line.rstrip() for line in lines[first - 1 : frame.line + AROUND])
+
+
+def stack_of(record: TraceRecord, operation: int, code: Code | None) -> Iterator[CodeFrame]:
+    """Where in the code an operation was called, innermost first; without `code` the files are read."""
+    around: int | None = record.operations[operation].call
+    frames = record.operations[operation].frames
+    while True:
+        for frame in frames:
+            found = snippet(frame) if code is None else code.get((frame.file, frame.line), (0, ()))
+            yield CodeFrame(*frame, *found)
+        if around is None:
+            return
+        frames, around = record.calls[around].frames, record.calls[around].parent
+
+
+def pass_table(record: TraceRecord, naming: Naming, relations: Relations) -> Table:
+    """One row per operation: names, place in the graph, shapes, costs, circumstances."""
+    operations = record.operations
+    from_input, to_output = relations.from_input, relations.to_output
+    columns = {
+        "label": [naming.label(op.index) for op in operations],
+        "layer": [naming.labels[naming.layer[op.index]] for op in operations],
+        "pass": list(naming.number),
+        "passes": [len(naming.members[layer]) for layer in naming.layer],
+        "role": [op.role.value for op in operations],
+        "function": [op.function for op in operations],
+        "module": [record.calls[op.call].path for op in operations],
+        "module_call": [record.calls[op.call].number for op in operations],
+        "parents": [[naming.label(p.operation) for p in op.parents] for op in operations],
+        "parent_arguments": [[p.argument for p in op.parents] for op in operations],
+        "children": [[naming.label(child) for child in children] for children in relations.children],
+        "child_arguments": [list(children.values()) for children in relations.children],
+        "is_branch": [relations.is_branch(op.index) for op in operations],
+        "is_merge": [relations.is_merge(op.index) for op in operations],
+        "parameters": [list(op.parameters) for op in operations],
+        "buffers": [list(op.buffers) for op in operations],
+        "written": [list(op.written) for op in operations],
+        "shape": [list(op.shape) for op in operations],
+        "dtype": [op.dtype for op in operations],
+        "device": [op.device for op in operations],
+        "size_bytes": [op.size_bytes for op in operations],
+        "flops": [op.flops for op in operations],
+        "elapsed_s": [op.elapsed_s for op in operations],
+        "grad_fn": [op.grad_fn for op in operations],
+        "arguments": [", ".join(f"{name}={text}" for name, text in op.arguments.items()) for op in operations],
+        "in_place": [op.in_place for op in operations],
+        "is_random": [op.is_random for op in operations],
+        "grad_mode": [op.grad_mode for op in operations],
+        "autocast": [op.autocast for op in operations],
+        "from_input": [distance and distance.shortest for distance in from_input],
+        "from_input_longest": [distance and distance.longest for distance in from_input],
+        "to_output": [distance and distance.shortest for distance in to_output],
+        "to_output_longest": [distance and distance.longest for distance in to_output],
+        "file": [op.frames[0].file if op.frames else None for op in operations],
+        "line": [op.frames[0].line if op.frames else None for op in operations],
+    }
+    return Table(pa.table(columns))
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleRow:
+    """One module: what it is, what it gave in its first call, what all its calls cost."""
+
+    path: str
+    class_name: str
+    depth: int
+    calls: int
+    output_shapes: tuple[tuple[int, ...], ...]
+    output_bytes: int
+    parameters: int  # elements of its own and its children's
+    trainable: int
+    flops: int  # of all its calls, children included
+    elapsed_s: float
+
+
+def module_rows(record: TraceRecord) -> list[ModuleRow]:
+    """A row for every module, parents before their children."""
+    flops = _flops(record)
+    rows = []
+    for path, class_name in _ordered(record):
+        calls = [index for index, call in enumerate(record.calls) if call.path == path and call.number]
+        first = record.calls[calls[0]].outputs if calls else ()
+        owned = [p for p in record.parameters if not path or p.name.startswith(f"{path}.")]
+        rows.append(
+            ModuleRow(
+                path=path,
+                class_name=class_name,
+                depth=path.count(".") + 1 if path else 0,
+                calls=len(calls),
+                output_shapes=tuple(record.operations[output].shape for output in first),
+                output_bytes=sum(record.operations[output].size_bytes for output in first),
+                parameters=sum(math.prod(p.shape) for p in owned),
+                trainable=sum(math.prod(p.shape) for p in owned if p.trainable),
+                flops=sum(flops[index] for index in calls),
+                elapsed_s=sum(record.calls[index].elapsed_s for index in calls),
+            )
+        )
+    return rows
+
+
+def _ordered(record: TraceRecord) -> list[tuple[str, str]]:
+    """Modules as a tree reads: each followed by its children, in the order of registration."""
+    position = {path: index for index, (path, _) in enumerate(record.modules)}
+
+    def key(path: str) -> tuple[int, ...]:
+        parts = path.split(".") if path else []
+        prefixes = [".".join(parts[: n + 1]) for n in range(len(parts))]
+        return tuple(position.get(prefix, 0) for prefix in prefixes)
+
+    return sorted(record.modules, key=lambda item: key(item[0]))
+
+
+def _flops(record: TraceRecord) -> list[int]:
+    """Operations of each module call, those of calls inside it included."""
+    total = [0] * len(record.calls)
+    for operation in record.operations:
+        total[operation.call] += operation.flops or 0
+    for index in range(len(record.calls) - 1, 0, -1):  # a call comes after the one it happened in
+        parent = record.calls[index].parent
+        if parent is not None:
+            total[parent] += total[index]
+    return total
+
+
+def summary_table(rows: list[ModuleRow]) -> Table:
+    """The rows as a table."""
+    names = (
+        "path",
+        "class_name",
+        "depth",
+        "calls",
+        "output_shapes",
+        "output_bytes",
+        "parameters",
+        "trainable",
+        "flops",
+        "elapsed_s",
+    )
+    return Table(pa.table({name: [_plain(getattr(row, name)) for row in rows] for name in names}))
+
+
+def _plain(value: object) -> object:
+    return [list(shape) for shape in value] if isinstance(value, tuple) else value

@@ -1,0 +1,175 @@
+"""Background work of the server: subprocesses, work for idle moments, and settings that keep its memory low."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from layerscope.diagnose.findings import Diagnosis, Evidence, Finding, NotChecked, Severity
+from layerscope.diagnose.rules import check
+from layerscope.errors import StoreError
+from layerscope.store.format import TABLES
+from layerscope.store.reader import Reader
+from layerscope.store.sources import segment_names
+
+GIVES_WAY = 19  # priority of a process: the lowest
+INTERRUPTED = (130, -signal.SIGINT, -signal.SIGTERM)
+
+
+def run_aside(command: list[str]) -> subprocess.CompletedProcess[str]:
+    """What a command said that gave way to the server and a browser: both have much to do when a page is opened."""
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="backslashreplace"
+    ) as process:
+        if hasattr(os, "setpriority"):
+            os.setpriority(os.PRIO_PROCESS, process.pid, GIVES_WAY)
+        out, err = process.communicate()
+    return subprocess.CompletedProcess(command, process.returncode, out, err)
+
+
+def compact_aside(run: Path) -> None:
+    """Compact a run without taking memory or time from the server; the error says what the other process said."""
+    if not any(segment_names(run, table) for table in TABLES):
+        return  # starting a process for each of thousands of runs takes minutes
+    done = run_aside([sys.executable, "-m", "layerscope.cli", "compact", str(run)])
+    # Ctrl-C in a terminal reaches the other process too: nothing is lost, and there is nothing to tell.
+    if done.returncode not in (0, *INTERRUPTED):
+        raise StoreError(done.stderr.strip().removeprefix("layerscope: ") or f"exit code {done.returncode}")
+
+
+LARGE = 200_000  # rows of moments: below it, starting a process takes longer than the check
+
+
+def checked(run: Path) -> Diagnosis:
+    """What is wrong with a run, wherever that is found out."""
+    rows = sum(piece.rows for piece in Reader(run).moment_pieces(None))
+    return check(run) if rows < LARGE else checked_in_another_process(run)
+
+
+def checked_in_another_process(run: Path) -> Diagnosis:
+    """The same, without taking memory or time from the server; the error says what the other process said."""
+    command = [sys.executable, "-m", "layerscope.cli", "check", "--json", str(run)]
+    done = run_aside(command)
+    try:
+        (found,) = json.loads(done.stdout)
+    except ValueError:
+        raise StoreError(done.stderr.strip() or f"The check ended with exit code {done.returncode}.") from None
+    return Diagnosis(
+        findings=tuple(map(_finding, found["findings"])),
+        not_checked=tuple(NotChecked(**each) for each in found["not_checked"]),
+        checked=found["checked"],
+        last_step=found["last_step"],
+        classes=found["classes"],
+        problems=tuple(found["problems"]),
+    )
+
+
+def _finding(plain: dict[str, Any]) -> Finding:  # Any: whatever JSON holds
+    evidence = [Evidence(**{**each, "value": float(each["value"])}) for each in plain["evidence"]]
+    return Finding(
+        **{
+            **plain,
+            "severity": Severity(plain["severity"]),
+            "evidence": tuple(evidence),
+            "consequences": tuple(map(_finding, plain["consequences"])),
+        }
+    )
+
+
+log = logging.getLogger(__name__)
+QUIET_S = 0.6
+
+
+class IdleWorker:
+    """Does work in a thread of its own once nothing has been asked for a while."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._waiting: dict[str, Callable[[], object]] = {}
+        self._asked_s = 0.0
+        self._thread: threading.Thread | None = None
+        self._closed = False
+
+    def later(self, name: str, work: Callable[[], object]) -> None:
+        """Something was asked for; the work is to be done in quiet. Of several under one name, the last one is."""
+        with self._changed:
+            self._asked_s = time.monotonic()
+            self._waiting[name] = work
+            if self._thread is None and not self._closed:
+                self._thread = threading.Thread(target=self._run, name="layerscope-quiet", daemon=True)
+                self._thread.start()
+            self._changed.notify()
+
+    def close(self) -> None:
+        """Do nothing more."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
+
+    def _run(self) -> None:
+        while (work := self._next()) is not None:
+            try:
+                work()
+            except Exception as error:  # a border: nobody waits for it, and the next work has nothing to do with it
+                is_ending = self._closed or "shutdown" in str(error)  # what pools of threads say when the process ends
+                if not is_ending:
+                    log.exception("Work that was to be done ahead failed. What it was for will take longer.")
+
+    def _next(self) -> Callable[[], object] | None:
+        """The first work that waits, when it is quiet; None when there will be none."""
+        with self._changed:
+            while not self._closed:
+                rest = self._asked_s + QUIET_S - time.monotonic()
+                if self._waiting and rest <= 0:
+                    return self._waiting.pop(next(iter(self._waiting)))
+                self._changed.wait(rest if self._waiting else None)
+            return None
+
+
+_TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENAS = -1, -3, -8  # numbers of mallopt
+_LARGE = 1 << 23  # bytes that are taken from the system by themselves, and given back at once: each page of them costs
+_KEPT = 1 << 26  # of smaller ones, what requests need again and again, until it is quiet: new pages cost as much time
+
+
+def give_memory_back() -> None:
+    """Have what a large answer took returned to the system when it is sent.
+
+    By itself the C library keeps what was freed, for each thread: hundreds of megabytes after a few heat maps.
+    """
+    pa.set_memory_pool(pa.system_memory_pool())  # Arrow's own keeps more still
+    if sys.platform == "linux" and hasattr(library := ctypes.CDLL(None), "mallopt"):
+        for option, value in ((_ARENAS, 2), (_MMAP_THRESHOLD, _LARGE), (_TRIM_THRESHOLD, _KEPT)):
+            library.mallopt(option, value)
+
+
+def tidy() -> None:
+    """Return what lies free between what is in use, if this is a process whose memory is given back."""
+    given_back = pa.default_memory_pool().backend_name == "system"
+    if given_back and sys.platform == "linux" and hasattr(library := ctypes.CDLL(None), "malloc_trim"):
+        library.malloc_trim(0)
+
+
+class _NoPandas:
+    """Says to `import` that there is no pandas."""
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> None:
+        """Nothing, or the error of a module that is not installed."""
+        if name == "pandas":
+            raise ModuleNotFoundError(f"A process that serves the page has no {name}.", name=name)
+
+
+def leave_pandas_out() -> None:
+    """Spare the 33 MB of pandas, which Arrow loads for the first array it meets, where there is one."""
+    sys.meta_path.insert(0, _NoPandas())

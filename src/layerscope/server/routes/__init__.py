@@ -1,0 +1,1 @@
+"""What the page asks for, one module for each subject."""

@@ -1,0 +1,177 @@
+"""Which rows of a table somebody wants, by series and step; and how keys of rows are compared."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from layerscope.model.records import Flags, Ids, Ints
+from layerscope.store.columns import flags, numbers, values
+from layerscope.store.format import KEPT
+
+Steps = tuple[int, int] | Ints | None
+
+
+@dataclass(frozen=True, slots=True)
+class RowFilter:
+    """Rows of the given series and of the given steps; None is all."""
+
+    series: Ids | None = None  # ascending
+    steps: Ints | None = None  # ascending
+    first: int | None = None  # the first step of a range, with `last` its last one
+    last: int | None = None
+
+    @staticmethod
+    def of(series: npt.ArrayLike | None, steps: Steps) -> RowFilter:
+        """What a caller asked for: series numbers, and a range (first, last) or an array of steps."""
+        chosen = None if series is None else np.unique(np.asarray(series, np.int32))
+        if isinstance(steps, tuple):
+            return RowFilter(chosen, None, *steps)
+        listed = None if steps is None else np.unique(np.asarray(steps, np.int64))
+        return RowFilter(chosen, listed)
+
+    def with_series(self, series: Ids) -> RowFilter:
+        """The same steps of other series."""
+        return RowFilter(np.unique(series), self.steps, self.first, self.last)
+
+    @property
+    def everything(self) -> bool:
+        """Whether every row is wanted."""
+        return self.series is None and self.steps is None and self.first is None and self.last is None
+
+    def rows(self, series: Ids | None, step: Ints | None) -> Ints | None:
+        """Places of the wanted rows, None if all are."""
+        masks: list[Flags] = []
+        if self.series is not None and series is not None:
+            masks.append(_among(series, self.series))
+        if self.steps is not None and step is not None:
+            masks.append(_among(step, self.steps))
+        if self.first is not None and step is not None:
+            masks.append(step >= self.first)
+        if self.last is not None and step is not None:
+            masks.append(step <= self.last)
+        kept = np.logical_and.reduce(masks) if masks else np.ones(0, np.bool_)
+        return None if kept.all() else np.flatnonzero(kept)
+
+    def blocks(self, series: tuple[Ints, Ints], step: tuple[Ints, Ints]) -> Flags:
+        """Which blocks of rows can hold a wanted one, given their smallest and largest series and step."""
+        may = np.ones(len(series[0]), np.bool_)
+        for listed, (smallest, largest) in ((self.series, series), (self.steps, step)):
+            if listed is not None:
+                may &= np.searchsorted(listed, smallest, "left") < np.searchsorted(listed, largest, "right")
+        if self.first is not None:
+            may &= step[1] >= self.first
+        if self.last is not None:
+            may &= step[0] <= self.last
+        return may
+
+
+def _among(values: Ids | Ints, listed: Ids | Ints) -> Flags:
+    if len(listed) == 1:
+        return np.asarray(values == listed[0])
+    if len(values) and len(listed):
+        low, high = int(values.min()), int(values.max())
+        if np.searchsorted(listed, high, "right") - np.searchsorted(listed, low) == high - low + 1:
+            return np.ones(len(values), np.bool_)  # everything in between is listed: no need to look each up
+    return np.isin(values, listed)
+
+
+def packed(*columns: Ids | Ints) -> Ints:
+    """One number for each row of several columns, in the same order as the rows compared column by column."""
+    key = np.zeros(len(columns[0]), np.int64)
+    if len(key) == 0:
+        return key
+    used = 0
+    for column in columns:
+        low, high = int(column.min()), int(column.max())
+        wide = (high - low).bit_length()
+        used += wide
+        if used > 62:
+            return _ranked(columns)
+        if wide:
+            key = (key << wide) | (column.astype(np.int64) - low)
+    return key
+
+
+def _ranked(columns: tuple[Ids | Ints, ...]) -> Ints:
+    """The same for columns whose ranges do not fit one number together."""
+    _, ranks = np.unique(np.stack([column.astype(np.int64) for column in columns], 1), axis=0, return_inverse=True)
+    return np.asarray(ranks.reshape(-1), np.int64)
+
+
+#: What a table is sorted by; rows alike in all of it keep the order of writing. Events stay as they came.
+SORT_KEYS = {
+    "series": ("rank", "series"),
+    "moments": ("series", "rank", "step", "session"),
+    "bits": ("series", "rank", "step", "session"),
+    "extras": ("series", "rank", "name", "step", "session"),
+    "metrics": ("name", "rank", "step", "session"),
+    **dict.fromkeys(KEPT, ("series", "step", "rank", "session")),  # a series too large for memory is cut by steps
+    "costs": ("rank", "step", "session"),
+    "steps": ("rank", "step", "session"),
+    "dependencies": (),
+    "events": (),
+}
+
+
+def key_columns(table: pa.Table, names: Sequence[str]) -> list[Ids | Ints]:
+    """Columns as numbers that sort as the columns do."""
+    return [_numbers(table.column(name)) for name in names]
+
+
+def _numbers(column: pa.ChunkedArray) -> Ids | Ints:
+    if not pa.types.is_string(column.type):
+        return values(column)
+    coded = column.combine_chunks().dictionary_encode()
+    if isinstance(coded, pa.ChunkedArray):
+        coded = coded.combine_chunks()
+    order = np.argsort(np.array(coded.dictionary.to_pylist(), dtype=object), kind="stable")
+    rank = np.empty(len(order), np.int64)
+    rank[order] = np.arange(len(order))
+    return np.asarray(rank[values(coded.indices)])
+
+
+def in_order(kind: str, table: pa.Table) -> pa.Table:
+    """The rows of a table in its order."""
+    names = SORT_KEYS[kind]
+    if not names or table.num_rows < 2:
+        return table
+    key = packed(*key_columns(table, names))
+    if bool(np.all(key[1:] >= key[:-1])):
+        return table
+    return table.combine_chunks().take(numbers(np.argsort(key, kind="stable")))
+
+
+def without_earlier(kind: str, table: pa.Table) -> pa.Table:
+    """An ordered table without the rows that a later session recorded again: later wins."""
+    session = values(table.column("session"))
+    if len(session) == 0 or session.min() == session.max():
+        return table
+    *names, _ = SORT_KEYS[kind]
+    counts = latest(packed(*key_columns(table, names)), session)
+    return table if counts.all() else table.filter(flags(counts))
+
+
+def latest(key: Ints, session: Ids) -> Flags:
+    """Which rows are of the last session of their key; rows are sorted by key, then session."""
+    last = np.append(np.flatnonzero(key[1:] != key[:-1]), len(key) - 1)
+    length = np.diff(last, prepend=-1)
+    return np.asarray(session == np.repeat(session[last], length))
+
+
+def places(of: Sequence[Ids | Ints], among: Sequence[Ids | Ints]) -> Ints:
+    """Where each row of `of` is found in `among`, by all columns: the last such place, -1 where there is none."""
+    count = len(among[0])
+    if count == 0:
+        return np.full(len(of[0]), -1, np.int64)
+    columns = [np.concatenate((a, b)).astype(np.int64) for a, b in zip(among, of, strict=True)]
+    key = packed(*columns)
+    ours, theirs = key[count:], key[:count]
+    order = np.argsort(theirs, kind="stable")
+    place = np.searchsorted(theirs, ours, side="right", sorter=order) - 1
+    found = order[np.maximum(place, 0)]
+    return np.where((place >= 0) & (theirs[found] == ours), found, -1)

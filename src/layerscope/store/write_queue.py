@@ -1,0 +1,249 @@
+"""What waits to be written: bounded in bytes, and where that is not enough the least dear goes first."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from layerscope.model.records import (
+    CallGraph,
+    CustomStatistics,
+    Dependencies,
+    Event,
+    Metric,
+    Overhead,
+    Record,
+    SampleStats,
+    StepInfo,
+    Summaries,
+    TensorValues,
+)
+from layerscope.store.record_batches import NumberedSeries
+
+Item = Record | NumberedSeries | Dependencies
+
+DROPPED_FIRST = ("values", "sample_stats", "bits", "extras", "moments")  # the others are never dropped
+STEPS = "steps"  # a step is written when all that was kept of it has been
+#: In the order of writing.
+QUEUES = (
+    "series",
+    "dependencies",
+    "graph",
+    "events",
+    "metrics",
+    "costs",
+    "moments",
+    "extras",
+    "bits",
+    "sample_stats",
+    "values",
+    STEPS,
+)
+QUEUES_OF: Mapping[type[Item], tuple[str, ...]] = {
+    NumberedSeries: ("series",),
+    Dependencies: ("dependencies",),
+    Summaries: ("moments", "bits"),
+    CustomStatistics: ("extras",),
+    Overhead: ("costs",),
+    TensorValues: ("values",),
+    SampleStats: ("sample_stats",),
+    StepInfo: (STEPS,),
+    Metric: ("metrics",),
+    Event: ("events",),
+    CallGraph: ("graph",),
+}
+_SMALL = frozenset((Metric, Overhead, Event))  # which come with every step
+_SMALL_BYTES = 200  # about what a row of the small tables takes
+_DESCRIBED_LENGTH = 200  # of what names an item in a message
+_NAME_BYTES = 64  # a short text and the reference to it; rows may share their texts, or not
+
+
+def size_of(queue: str, item: Item) -> int:
+    """Bytes an item holds in memory for one queue."""
+    if type(item) in _SMALL:
+        return _SMALL_BYTES
+    if isinstance(item, TensorValues):
+        return _SMALL_BYTES * len(item.series) + item.bytes
+    if isinstance(item, Summaries):
+        if queue == "bits":
+            return item.bits.nbytes + item.offsets.nbytes + item.m.nbytes
+        rest = item.series.nbytes + item.alias.nbytes + item.scale.nbytes + item.merged.nbytes
+        return item.moments.nbytes + rest
+    if isinstance(item, CustomStatistics):
+        return item.series.nbytes + item.values.nbytes + _NAME_BYTES * len(item.names)
+    if isinstance(item, CallGraph):
+        return _SMALL_BYTES * (1 + len(item.modules) + len(item.calls) + len(item.edges))
+    if isinstance(item, Dependencies):
+        return _SMALL_BYTES * (1 + len(item.nodes) + len(item.links))
+    if isinstance(item, SampleStats):
+        return _SMALL_BYTES + item.numbers.nbytes + item.samples.nbytes
+    return _SMALL_BYTES
+
+
+def rows_of(item: Item) -> int:
+    """Rows an item becomes in its table."""
+    return len(item.series) if isinstance(item, Summaries | CustomStatistics | TensorValues) else 1
+
+
+def described(queue: str, item: Item) -> str:
+    """What an item is, for a message: its table, its step, and its name where it has one."""
+    of_series = item.series if isinstance(item, NumberedSeries) else None
+    name = f"{of_series.kind.value} of {of_series.site!r}" if of_series else getattr(item, "name", "")
+    step = getattr(item, "step", None)
+    told = (f"a record of {queue}", str(name), "" if step is None else f"at step {step}")
+    return " ".join(part for part in told if part)[:_DESCRIBED_LENGTH]
+
+
+@dataclass(slots=True)
+class Drops:
+    """What was dropped of one table: rows, and the steps it belonged to."""
+
+    rows: int = 0
+    first_step: int = 0
+    last_step: int = 0
+
+    def add(self, rows: int, step: int) -> None:
+        """Counts dropped rows of one step."""
+        self.merge(Drops(rows, step, step))
+
+    def merge(self, other: Drops) -> None:
+        """Counts what was dropped elsewhere too."""
+        if other.rows:
+            self.first_step = min(self.first_step, other.first_step) if self.rows else other.first_step
+            self.last_step = max(self.last_step, other.last_step) if self.rows else other.last_step
+            self.rows += other.rows
+
+
+@dataclass(slots=True)
+class Load:
+    """Items taken out of the backlog together, by queue; they count against its bound until they are settled."""
+
+    items: dict[str, list[Item]] = field(default_factory=dict)
+    dropped: dict[str, Drops] = field(default_factory=dict)  # since the last load
+
+
+class WriteQueue:
+    """Queues between the training thread and the writer thread. Every method takes a short lock and no file."""
+
+    def __init__(self, bound_bytes: int) -> None:
+        self._bound = bound_bytes
+        self._lock = threading.Lock()
+        self._settled = threading.Condition(self._lock)
+        self._queues: dict[str, deque[Item]] = {queue: deque() for queue in QUEUES}
+        self._bytes = 0
+        self._arrived = 0  # items ever added
+        self._gone = 0  # items ever written, dropped or given up
+        self._unreported: dict[str, Drops] = {}
+        self.dropped: dict[str, int] = dict.fromkeys(DROPPED_FIRST, 0)
+
+    def add(self, *items: Item) -> int:
+        """Takes items into the queues they belong to, drops what no longer fits; gives the bytes that wait."""
+        with self._lock:
+            for item in items:
+                for queue in QUEUES_OF[type(item)]:
+                    self._queues[queue].append(item)
+                    self._bytes += size_of(queue, item)
+                    self._arrived += 1
+            if self._bytes > self._bound:
+                self._drop()
+            return self._bytes
+
+    def _drop(self) -> None:
+        for queue in DROPPED_FIRST:
+            waiting = self._queues[queue]
+            while waiting and self._bytes > self._bound:
+                item = waiting.popleft()
+                self._leave(queue, item)
+                self._count(queue, item)
+        self._settled.notify_all()
+
+    def _leave(self, queue: str, item: Item) -> None:
+        self._bytes -= size_of(queue, item)
+        self._gone += 1
+
+    def _count(self, queue: str, item: Item) -> None:
+        assert isinstance(item, Summaries | CustomStatistics | TensorValues | SampleStats)
+        self._unreported.setdefault(queue, Drops()).add(self._count_dropped(queue, item), item.step)
+
+    def _count_dropped(self, queue: str, item: Item) -> int:
+        rows = rows_of(item)
+        self.dropped[queue] = self.dropped.get(queue, 0) + rows
+        return rows
+
+    def refuse(self, queue: str, item: Item) -> None:
+        """Counts an item that cannot be written as dropped; it still has to be settled."""
+        with self._lock:
+            self._count_dropped(queue, item)
+
+    def take(self, limit_bytes: int) -> Load:
+        """The next items to write: the small tables whole, the others in the order of writing up to a limit."""
+        with self._lock:
+            load = Load(dropped=self._unreported)
+            self._unreported = {}
+            room = limit_bytes
+            for queue in QUEUES:
+                waiting, taken = self._queues[queue], load.items.setdefault(queue, [])
+                while waiting and (room > 0 or queue not in DROPPED_FIRST) and self._is_due(queue):
+                    taken.append(waiting.popleft())
+                    room -= size_of(queue, taken[-1])
+            return load
+
+    def _is_due(self, queue: str) -> bool:
+        """Whether the next item may be written: a step only when nothing of it or of an earlier one still waits."""
+        if queue != STEPS:
+            return True
+        step = self._step(STEPS)
+        return all(self._step(other) > step for other in DROPPED_FIRST if self._queues[other])
+
+    def _step(self, queue: str) -> int:
+        item = self._queues[queue][0]
+        assert isinstance(item, Summaries | CustomStatistics | TensorValues | SampleStats | StepInfo)
+        return item.step
+
+    def settle(self, queue: str, items: Sequence[Item]) -> None:
+        """Forgets items that are written, or given up."""
+        with self._lock:
+            for item in items:
+                self._leave(queue, item)
+            self._settled.notify_all()
+
+    def give_back(self, load: Load) -> None:
+        """Puts items that could not be written back to the front of their queues; the bound holds for them again."""
+        with self._lock:
+            for queue, items in load.items.items():
+                self._queues[queue].extendleft(reversed(items))
+            for queue, drops in load.dropped.items():
+                self._unreported.setdefault(queue, Drops()).merge(drops)
+            if self._bytes > self._bound:
+                self._drop()
+
+    def give_up(self, load: Load) -> None:
+        """Drops and counts what is in a load and all that waits: there is nowhere to write it."""
+        with self._lock:
+            for queue in QUEUES:
+                items = [*load.items.get(queue, ()), *self._queues[queue]]
+                self._queues[queue].clear()
+                for item in items:
+                    self._leave(queue, item)
+                    if queue in DROPPED_FIRST:
+                        self._count(queue, item)
+            self._settled.notify_all()
+
+    def wait_until_gone(self, target: int, timeout_s: float) -> bool:
+        """Whether as many items as `arrived` once said have left within the time."""
+        with self._lock:
+            return self._settled.wait_for(lambda: self._gone >= target, timeout_s)
+
+    @property
+    def arrived(self) -> int:
+        """How many items ever arrived."""
+        with self._lock:
+            return self._arrived
+
+    @property
+    def empty(self) -> bool:
+        """Whether nothing waits or is being written."""
+        with self._lock:
+            return self._gone == self._arrived

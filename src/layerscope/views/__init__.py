@@ -1,0 +1,1 @@
+"""Tables → views: plain descriptions of pictures, cut to the screen, and text for the terminal."""

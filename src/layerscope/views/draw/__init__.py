@@ -1,0 +1,1 @@
+"""Graphs drawn as SVG, PNG and DOT."""

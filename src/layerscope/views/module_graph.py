@@ -1,0 +1,356 @@
+"""The graph of a run's modules as a view, and one number for each of its parts at one step."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from layerscope.graph.module_nodes import MODEL, ModuleBox, ModuleBoxes, ModuleBoxRole
+from layerscope.graph.module_order import NO_TENSOR, CallOrder
+from layerscope.model.records import CallGraph, CallNode, Flags, Floats, Ints, Kind
+from layerscope.query.matrix import INF, MISSING, NAN, VALUE, Cells, Matrix
+from layerscope.query.tables import at_or_before, first_of_each
+from layerscope.views.draw.text_width import text_width
+from layerscope.views.heatmap import ColorScale, color_scale
+from layerscope.views.nested_graph import GroupOrder, NestedGraph, group_order
+
+NAME_SIZE, DETAIL_SIZE = 12.0, 10.5
+HEIGHT, MERGE = 38, (22, 10)
+NARROWEST, WIDEST = 84, 230
+MARGIN, CHEVRON, TIMES = 9, 16, 26  # beside the text; for the sign that it can be opened; for ×12
+SHORTEST_TITLE = 150
+SENT_WHOLE = 1500  # parts of a graph that is sent with the order of all its groups
+FEW = 3  # a group with no more children than this is open at first
+NO_CALLS = "Arrows are missing: no call of a module was seen. Boxes stand in the order in which the modules were made."
+OF_PARAMETERS = {Kind.WEIGHT, Kind.WEIGHT_GRAD, Kind.UPDATE, Kind.OPTIMIZER, Kind.BUFFER}
+
+
+class ModuleGraph:
+    """The graph of one run, kept while the run is looked at."""
+
+    def __init__(self, graph: CallGraph, flops: Mapping[str, int] | None = None) -> None:
+        """`flops` are those of one pass by site, as far as they are known."""
+        self.parts = ModuleBoxes(graph)
+        self._flops = flops or {}
+        self._order = CallOrder(self.parts)
+        self._coloring: Coloring | None = None
+
+    @cached_property
+    def view(self) -> NestedGraph:
+        """Everything that the page needs at first."""
+        parts = self.parts.parts
+        wording = _Wording(self.parts)
+        words = [(wording.name(part), wording.detail(part)) for part in parts]
+        groups = [part.index for part in parts if part.children]
+        opened = list(self._opened())
+        times = [
+            len(_ran(self.parts, part)) // part.period if part.role is ModuleBoxRole.REPEAT else 1 for part in parts
+        ]
+        sizes = [_size(part, words[part.index], times[part.index]) for part in parts]
+        return NestedGraph(
+            title=words[0][0],
+            note=_note(self.parts),
+            parents=tuple(part.parent for part in parts),
+            roles=tuple(part.role.value for part in parts),
+            names=tuple(name for name, _ in words),
+            details=tuple(detail for _, detail in words),
+            widths=tuple(width for width, _ in sizes),
+            heights=tuple(height for _, height in sizes),
+            title_widths=tuple(min(SHORTEST_TITLE, round(text_width(n, 11.0, bold=True)) + 40) for n, _ in words),
+            times=tuple(times),
+            sites=tuple(part.site for part in parts),
+            facts=tuple(_facts(part, wording.parameters(part), self._flops.get(part.site, 0)) for part in parts),
+            opened=tuple(opened),
+            groups=tuple(self.group(index) for index in (groups if len(parts) <= SENT_WHOLE else opened)),
+        )
+
+    def group(self, index: int) -> GroupOrder:
+        """The order of one group."""
+        call = self.parts.parts[index].call
+        inputs, outputs = self._order.inputs(index), self._order.outputs(index)
+        return group_order(
+            index,
+            self._order.group(index),
+            _ports(call.inputs if call else (), inputs),
+            _ports(call.outputs if call else (), outputs),
+        )
+
+    def numbers(self, matrices: Sequence[Matrix], step: int | None, every: int = 1) -> PartNumbers:
+        """A statistic at one step, of the kind of the first matrix; others hold that of parts without this kind.
+
+        The scale of the colors is found once for all steps.
+        """
+        if self._coloring is None or not self._coloring.is_of(matrices):
+            self._coloring = Coloring(self.parts, matrices)
+        return self._coloring.numbers(matrices, step, every)
+
+    def has_group(self, index: int) -> bool:
+        """Whether the number is that of a part with children."""
+        return 0 <= index < len(self.parts.parts) and bool(self.parts.parts[index].children)
+
+    def _opened(self) -> Iterator[int]:
+        """The whole, and what is inside as long as there is next to nothing to see."""
+        waiting = [0]
+        while waiting:
+            part = self.parts.parts[waiting.pop()]
+            if not part.children or (part.index and part.role is ModuleBoxRole.REPEAT):
+                continue
+            yield part.index
+            ran = _ran(self.parts, part)
+            if len(ran) <= FEW:
+                waiting += ran
+
+
+def _note(parts: ModuleBoxes) -> str:
+    """What is missing in the picture."""
+    if not parts.is_flow_known:
+        return NO_CALLS
+    names = list(dict.fromkeys(part.site for part in parts.without_flow()))
+    if not names:
+        return ""
+    named = ", ".join(map(_shown, names[:3])) + (" …" if len(names) > 3 else "")
+    return (
+        f"Arrows are missing at {len(names)} call{'s' if len(names) > 1 else ''} ({named}): these were seen only in "
+        "orders of calls that were not traced. An order that occurs again is traced then."
+    )
+
+
+def _ran(parts: ModuleBoxes, part: ModuleBox) -> list[int]:
+    return [child for child in part.children if parts.parts[child].role is not ModuleBoxRole.MERGE]
+
+
+def _ports(ports: Iterable[tuple[str, tuple[int, ...]]], tensors: Mapping[str, int]) -> dict[str, int]:
+    """Name and shape of each port, with the tensor inside; a port that nothing is known of has none."""
+    shapes = dict(ports)
+    names = dict.fromkeys((*shapes, *tensors))
+    return {
+        f"{_shown(name)}\t{shape_text(shapes[name]) if name in shapes else ''}": tensors.get(name, NO_TENSOR)
+        for name in names
+    }
+
+
+def shape_text(shape: Sequence[int]) -> str:
+    """A shape as people write it.
+
+    >>> shape_text((2, 12, 32))
+    '2×12×32'
+    """
+    return "×".join(map(str, shape)) if shape else "scalar"
+
+
+def _size(part: ModuleBox, words: tuple[str, str], times: int) -> tuple[int, int]:
+    if part.role is ModuleBoxRole.MERGE:
+        return MERGE
+    name = text_width(words[0], NAME_SIZE, bold=True) + (CHEVRON if part.children else 0) + (TIMES if times > 1 else 0)
+    width = max(name, text_width(words[1], DETAIL_SIZE)) + 2 * MARGIN
+    return round(min(max(width, NARROWEST), WIDEST)), HEIGHT
+
+
+class _Wording:
+    """The words on the parts of a graph."""
+
+    def __init__(self, parts: ModuleBoxes) -> None:
+        self._parts = parts
+        self._elements: dict[int, int] = {}
+
+    def name(self, part: ModuleBox) -> str:
+        """The attribute name, as seen from the call around it."""
+        if part.role is ModuleBoxRole.MERGE:
+            return ""
+        if part.is_group and part.module is None:
+            ran = [self._parts.parts[child] for child in _ran(self._parts, part)]
+            return f"{self.name(ran[0])} … {self.name(ran[-1])}" if ran else ""
+        if part.is_group or (part.path == MODEL and part.role is not ModuleBoxRole.TENSOR):
+            return _shown(part.module.class_name if part.module else MODEL)
+        around = self._parts.parts[self._parts.around(part.index)].path
+        site = part.site.removeprefix(f"{around}.")
+        return _shown(site)
+
+    def detail(self, part: ModuleBox) -> str:
+        """Class and shape of the first output."""
+        if part.role is ModuleBoxRole.MERGE:
+            return ""
+        if part.is_group:
+            if part.module is not None:
+                return ""  # it is called by its class
+            kinds = [self._class_name(self._parts.parts[child]) for child in _ran(self._parts, part)]
+            return _shown(", ".join(dict.fromkeys(kinds)))
+        shapes = part.call.outputs if part.call else ()
+        shape = shape_text(shapes[0][1]) + (f" +{len(shapes) - 1}" if len(shapes) > 1 else "") if shapes else ""
+        is_model = part.path == MODEL and part.role is not ModuleBoxRole.TENSOR  # it is called by its class
+        class_name = "" if is_model else _shown(self._class_name(part))
+        return " · ".join(filter(None, (class_name, shape)))
+
+    def parameters(self, part: ModuleBox) -> int:
+        """Elements of all parameters inside; a module that is called twice counts once in each call."""
+        if part.index not in self._elements:
+            own = part.module.parameters if part.module and part.role is not ModuleBoxRole.TENSOR else 0
+            inside = {self._parts.parts[child].path: child for child in part.children}
+            self._elements[part.index] = own + sum(
+                self.parameters(self._parts.parts[child])
+                for child in (part.children if part.is_group else inside.values())
+            )
+        return self._elements[part.index]
+
+    def _class_name(self, part: ModuleBox) -> str:
+        if part.role is ModuleBoxRole.TENSOR:
+            return "named tensor"
+        return part.module.class_name if part.module else ""
+
+
+def _facts(part: ModuleBox, parameters: int, flops: int) -> str:
+    """What the tooltip says: one line each, key and value apart."""
+    if part.role is ModuleBoxRole.MERGE:
+        return ""
+    rows = [("name", part.site)] if part.site else []
+    if part.module is not None and part.role is not ModuleBoxRole.TENSOR:
+        rows.append(("class", part.module.class_name))
+    if part.call is not None:
+        rows += [(port, shape_text(shape)) for port, shape in _distinct(part.call)]
+    if parameters:
+        rows.append(("parameters", f"{parameters:,}"))
+    if flops and part.role is not ModuleBoxRole.TENSOR:
+        rows.append(("FLOPs", f"{flops:,}"))
+    if part.module is not None and part.role is not ModuleBoxRole.TENSOR:
+        rows += list(_extra(part.module.detail))
+    return "\n".join(f"{_shown(key)}\t{_shown(value)}" for key, value in rows)
+
+
+def _distinct(call: CallNode) -> Iterator[tuple[str, tuple[int, ...]]]:
+    yield from call.inputs
+    yield from (port for port in call.outputs if port not in call.inputs)
+
+
+def _extra(detail: str) -> Iterator[tuple[str, str]]:
+    """The items of an `extra_repr`: split at commas that are in no bracket."""
+    item, depth = "", 0
+    for character in f"{detail},":
+        depth += (character in "([{") - (character in ")]}")
+        if character == "," and depth <= 0:
+            key, equals, value = item.strip().partition("=")
+            if key:
+                yield (key, value) if equals and key.isidentifier() else ("argument", item.strip())
+            item = ""
+        else:
+            item += character
+
+
+def _shown(text: str) -> str:
+    """A text of one line: names can hold anything."""
+    return text if text.isprintable() else "".join(each if each.isprintable() else " " for each in text)
+
+
+@dataclass(frozen=True, slots=True)
+class PartNumbers:
+    """A statistic of each part that has it at its last recorded step at or before one, and the scale of the whole run.
+
+    A part that was recorded only later shows its first step. NaN says that the tensor has elements that are NaN, Inf
+    that it has infinite ones and none that is NaN.
+    """
+
+    kind: str
+    stat: str
+    mode: str
+    context: str  # "" for none
+    step: int  # the last one at which any part was recorded, at or before the step asked for
+    parts: Ints
+    steps: Ints  # of the parts
+    contexts: tuple[str, ...]  # of the parts; none where all are in the one asked for
+    sites: tuple[str, ...]  # of the tensors that color them, where that is asked for
+    ports: tuple[str, ...]
+    values: Floats
+    scale: ColorScale  # of all steps
+
+
+class Coloring:
+    """Which tensors of some matrices color which parts of a graph, and their scale over all steps.
+
+    A part takes the first matrix that has it, and of a site the first port. Parameters belong to every call of the
+    module that has them; `weight` comes first.
+    """
+
+    def __init__(self, parts: ModuleBoxes, matrices: Sequence[Matrix]) -> None:
+        self._columns: list[dict[int, int]] = []  # of each matrix, by part
+        for matrix in matrices:
+            taken = {part for columns in self._columns for part in columns}
+            self._columns.append({part: at for part, at in _columns(parts, matrix).items() if part not in taken})
+        self._scale = color_scale(np.concatenate([_values(*each) for each in self._each(matrices)]))
+        self._of = [weakref.ref(matrix.values) for matrix in matrices]
+
+    def is_of(self, matrices: Sequence[Matrix]) -> bool:
+        """Whether it was made of these matrices."""
+        return len(self._of) == len(matrices) and all(
+            known() is matrix.values for known, matrix in zip(self._of, matrices, strict=True)
+        )
+
+    def numbers(self, matrices: Sequence[Matrix], step: int | None, every: int) -> PartNumbers:
+        """The numbers at a step, the last one for None; one step of each `every` counts. There must be a step."""
+        found = [
+            (
+                part,
+                int(matrix.steps[row]),
+                matrix.question.context,
+                *matrix.tensors[column],
+                _number(matrix, row, column),
+            )
+            for matrix, columns in self._each(matrices)
+            for part, column, row in _recorded(matrix, columns, step, every)
+        ]
+        parts, steps, contexts, sites, ports, values = zip(*found, strict=True) if found else ((),) * 6
+        asked, known = matrices[0].question, np.unique(np.array(steps or matrices[0].steps, np.int64))
+        return PartNumbers(
+            kind=asked.kind,
+            stat=asked.stat,
+            mode=asked.mode,
+            context=asked.context,
+            step=int(known[at_or_before(known, step)]),
+            parts=np.array(parts, np.int64),
+            steps=np.array(steps, np.int64),
+            contexts=contexts if {*contexts} - {asked.context} else (),
+            sites=sites,
+            ports=ports,
+            values=np.array(values, np.float64),
+            scale=self._scale,
+        )
+
+    def _each(self, matrices: Sequence[Matrix]) -> Iterator[tuple[Matrix, dict[int, int]]]:
+        return zip(matrices, self._columns, strict=True)
+
+
+def _columns(parts: ModuleBoxes, matrix: Matrix) -> dict[int, int]:
+    """The column of each part that was recorded at any step."""
+    owned = Kind(matrix.question.kind) in OF_PARAMETERS
+    recorded: Flags = np.asarray(matrix.states.any(axis=0))
+    sites = [(site, column) for column, (site, _) in enumerate(matrix.tensors) if recorded[column]]
+    column_of: dict[str, int] = {}
+    for site, column in sorted(sites, key=lambda entry: owned and entry[0].rpartition(".")[2] != "weight"):
+        column_of.setdefault((site.rpartition(".")[0] or MODEL) if owned else site, column)
+    keys = (part.path if owned and part.role is not ModuleBoxRole.TENSOR else part.site for part in parts.parts)
+    return {index: column_of[key] for index, key in enumerate(keys) if key in column_of}
+
+
+def _values(matrix: Matrix, columns: dict[int, int]) -> Cells:
+    """Every value of some columns."""
+    shown = np.unique(np.array(list(columns.values()), np.int64))
+    return np.asarray(matrix.values[:, shown][matrix.states[:, shown] == VALUE])
+
+
+def _recorded(matrix: Matrix, columns: dict[int, int], step: int | None, every: int) -> Iterator[tuple[int, int, int]]:
+    """Part, column and row of the last step at or before one at which each part was recorded, else of its first."""
+    kept = first_of_each(matrix.steps, every)
+    at, waiting = at_or_before(matrix.steps[kept], step), columns
+    for row in (*kept[at::-1].tolist(), *kept[at + 1 :].tolist()):
+        there: Flags = np.asarray(matrix.states[row] != MISSING)
+        yield from ((part, column, row) for part, column in waiting.items() if there[column])
+        waiting = {part: column for part, column in waiting.items() if not there[column]}
+        if not waiting:
+            return
+
+
+def _number(matrix: Matrix, row: int, column: int) -> float:
+    state = matrix.states[row, column]
+    return np.nan if state == NAN else np.inf if state == INF else float(matrix.values[row, column])

@@ -1,0 +1,257 @@
+"""A trace at a glance: how much of everything there is, and which operations have the most of it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from layerscope.graph.layers import Naming
+from layerscope.graph.module_nodes import MODEL
+from layerscope.graph.op_blocks import BlockRole, Nesting
+from layerscope.model.records import Floats
+from layerscope.model.trace_record import Operation, Role, TraceRecord, field_of_all
+from layerscope.views.nested_graph import GroupOrder
+from layerscope.views.trace_text import size
+
+MOST_RANKED = 10
+FIELDS = ("elapsed_s", "flops", "size_bytes")
+
+
+@dataclass(frozen=True, slots=True)
+class PassRanking:
+    """The operations with the most of a field, such as their time."""
+
+    field: str
+    total: float  # of all operations
+    operations: tuple[OperationLink, ...]
+    values: Floats
+
+
+@dataclass(frozen=True, slots=True)
+class PassOverview:
+    """What a trace is made of."""
+
+    facts: tuple[Fact, ...]
+    rankings: tuple[PassRanking, ...]
+
+
+def overview(record: TraceRecord, naming: Naming) -> PassOverview:
+    """A trace at a glance; of a field that nothing is known of there is no ranking."""
+    rankings = [_ranking(record, naming, field) for field in FIELDS]
+    flops = next(ranking.total for ranking in rankings if ranking.field == "flops")
+    computed = next(ranking.total for ranking in rankings if ranking.field == "size_bytes")
+    elements = sum(math.prod(parameter.shape) for parameter in record.parameters)
+    calls = sum(bool(call.class_name) for call in record.calls)  # the first is what was traced, a module or not
+    held = size(sum(parameter.size_bytes for parameter in record.parameters))
+    found = (
+        ("Operations", f"{len(record.operations):,} in {calls:,} calls of modules"),
+        ("Parameters", f"{elements:,} elements ({held})" if elements else ""),
+        ("FLOPs", f"{flops:,.0f}" if flops else ""),
+        ("Time", f"{record.elapsed_s * 1e3:,.3g} ms, tracing included"),
+        ("Results", f"{size(computed)} in all, if none were freed"),
+        ("Seed", "" if record.seed is None else str(record.seed)),
+    )
+    return PassOverview(
+        facts=tuple(Fact(name, text) for name, text in found if text),
+        rankings=tuple(ranking for ranking in rankings if ranking.operations),
+    )
+
+
+def _ranking(record: TraceRecord, naming: Naming, field: str) -> PassRanking:
+    values = amounts(record.operations, field)
+    most = np.argsort(-np.nan_to_num(values), kind="stable")[:MOST_RANKED]
+    most = most[np.nan_to_num(values[most]) > 0]
+    links = tuple(link(record, naming, at) for at in most.tolist())
+    return PassRanking(field, float(np.nansum(values)), links, values[most])
+
+
+def amounts(operations: Sequence[Operation], field: str) -> Floats:
+    """A field of every operation; NaN of those that do not count, so that a sum is right."""
+    values = np.array(field_of_all(operations, field), np.float64)  # None becomes NaN
+    if field in ("elapsed_s", "flops"):  # of what was computed; a call with several results counts once
+        leads = np.array(field_of_all(operations, "lead")) == np.arange(len(values))
+        computed = np.array([role is Role.OPERATION for role in field_of_all(operations, "role")], np.bool_)
+        values[~(leads & computed)] = np.nan
+    return values
+
+
+def flops_of_calls(record: TraceRecord) -> dict[str, int]:
+    """The FLOPs inside every call of a pass, by the site that it is when the model is watched."""
+    of_calls = [0] * len(record.calls)
+    counted = np.nan_to_num(amounts(record.operations, "flops")).astype(np.int64).tolist()
+    for flops, inside in zip(counted, field_of_all(record.operations, "call"), strict=True):
+        call: int | None = inside if flops else None
+        while call is not None:
+            of_calls[call] += flops
+            call = record.calls[call].parent
+    calls = zip(record.calls, of_calls, strict=True)
+    return {f"{call.path or MODEL}{f'#{call.number}' if call.number > 1 else ''}": flops for call, flops in calls}
+
+
+@dataclass(frozen=True, slots=True)
+class PassNumbers:
+    """A field of operations, such as their time, by part of the graph."""
+
+    name: str
+    parts: Floats
+    values: Floats
+
+
+@dataclass(frozen=True, slots=True)
+class Crumb:
+    """One of the modules around something."""
+
+    id: int
+    title: str
+
+
+@dataclass(frozen=True, slots=True)
+class PassParts:
+    """Some parts of the graph of a trace: what `NestedGraph` says of each."""
+
+    parts: tuple[int, ...]  # their numbers
+    parents: tuple[int, ...]
+    roles: tuple[str, ...]
+    names: tuple[str, ...]
+    details: tuple[str, ...]
+    widths: tuple[int, ...]
+    title_widths: tuple[int, ...]
+    sites: tuple[str, ...]
+    facts: tuple[str, ...]
+    operations: tuple[int, ...]  # the first one of each; of a module the one whose tensor it gives
+
+
+@dataclass(frozen=True, slots=True)
+class PassGroups:
+    """What is in some groups, beside the modules that are known already, and the order of all that is in them."""
+
+    operations: PassParts
+    groups: tuple[GroupOrder, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PassPicture:
+    """The graph of a trace: its modules, and what is in those that are open at first, or in all if they are few."""
+
+    title: str
+    count: int  # of all parts
+    opened: tuple[int, ...]
+    modules: PassParts
+    inside: PassGroups
+
+
+@dataclass(frozen=True, slots=True)
+class OperationLink:
+    """An operation that another one speaks of."""
+
+    operation: int
+    label: str
+    module: str
+    shape: str
+    argument: str  # as which argument it was taken; "" where that is no question
+
+
+@dataclass(frozen=True, slots=True)
+class Fact:
+    """Something known of an operation, in words."""
+
+    name: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class StackLine:
+    """A line of the call stack, with the code around it where that was kept."""
+
+    file: str
+    line: int
+    function: str
+    first_line: int
+    code: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class OperationView:
+    """Everything known of one operation but its value."""
+
+    operation: int
+    operations: int  # in the whole trace
+    label: str
+    function: str
+    role: str
+    module: str
+    module_class: str
+    site: str  # of the module call, as in the histories of the run
+    shape: tuple[int, ...]
+    dtype: str
+    facts: tuple[Fact, ...]
+    arguments: tuple[Fact, ...]
+    parents: tuple[OperationLink, ...]
+    children: tuple[OperationLink, ...]
+    passes: tuple[OperationLink, ...]  # of its layer
+    stack: tuple[StackLine, ...]
+    part: int  # of the graph
+    around: tuple[Crumb, ...]  # parts that must be open for it to be seen
+    has_value: bool
+    has_gradient: bool
+    is_stale: bool
+
+
+@dataclass(frozen=True, slots=True)
+class OperationList:
+    """Operations that a search found."""
+
+    found: int
+    operations: tuple[OperationLink, ...]
+
+
+def link(record: TraceRecord, naming: Naming, index: int, argument: str = "") -> OperationLink:
+    """An operation in a list."""
+    op = record.operations[index]
+    return OperationLink(index, naming.label(index), record.calls[op.call].path, shape_text(op.shape), argument)
+
+
+def shape_text(shape: tuple[int, ...]) -> str:
+    """A shape as it stands on nodes.
+
+    >>> shape_text((2, 3)), shape_text(())
+    ('2×3', 'scalar')
+    """
+    return "×".join(map(str, shape)) or "scalar"
+
+
+def facts(record: TraceRecord, op: Operation) -> tuple[Fact, ...]:
+    """What there is to say of an operation, the most important first."""
+    used = [parameter for parameter in record.parameters if parameter.name in op.parameters]
+    elements = sum(math.prod(parameter.shape) for parameter in used)
+    named = ", ".join(f"{parameter.name} {shape_text(parameter.shape)}" for parameter in used)
+    found = [
+        ("Time", f"{op.elapsed_s * 1e6:,.1f} µs" if op.elapsed_s else ""),
+        ("Memory", size(op.size_bytes)),
+        ("FLOPs", f"{op.flops:,}" if op.flops else ""),
+        ("Parameters", f"{named} ({elements:,} elements)" if used else ""),
+        ("Buffers", ", ".join(op.buffers)),
+        ("Gradient by", op.grad_fn or ""),
+        ("Device", op.device),
+        ("Autocast", op.autocast or ""),
+        ("In place", "yes" if op.in_place else ""),
+        ("Random", "yes" if op.is_random else ""),
+    ]
+    return tuple(Fact(name, text) for name, text in found if text)
+
+
+def crumbs(nesting: Nesting, block: int) -> tuple[Crumb, ...]:
+    """The blocks around a block and itself, from the whole on."""
+
+    def title(at: int) -> str:
+        found = nesting.blocks[at]
+        if not at:
+            return nesting.record.model
+        if found.role is BlockRole.SECTION:
+            return f"operations {found.operations[0]}–{found.operations[-1]}"
+        return found.path
+
+    return tuple(Crumb(at, title(at)) for at in nesting.chain(block))

@@ -1,1 +1,0 @@
-"""Tables → views: plain descriptions of pictures, already cut to the screen."""
