@@ -21,7 +21,7 @@ from torch import Tensor, nn
 import layerscope
 from benchmarks.watch import MB, Row, flush, ratio_row, row
 from benchmarks.watch_subjects import STEPS, SUBJECTS, Training, Watched, against_plain
-from layerscope import Depth, Schedule
+from layerscope import Detail, Schedule
 from layerscope.capture.core.recorder import Recorder
 
 
@@ -94,7 +94,7 @@ def disk() -> list[Row]:
     with tempfile.TemporaryDirectory() as folder:
         to = Path(folder) / "run"
         kept = 0
-        with layerscope.watch(None, to=to, every=1, depth=Depth("all", bytes_per_step=1 << 30)) as run:
+        with layerscope.watch(None, to=to, every=1, detail=Detail("all", bytes_per_step=1 << 30)) as run:
             for _ in range(200):
                 values = torch.randn(32, 1024)
                 run.record("values", values)
@@ -110,7 +110,7 @@ def memory() -> list[Row]:
     """What 10,000 recorded steps add to the memory that 1,000 have taken."""
     with tempfile.TemporaryDirectory() as folder:
         taken = {}
-        with layerscope.watch(None, to=Path(folder) / "run", every=1, ring=3) as run:
+        with layerscope.watch(None, to=Path(folder) / "run", every=1, keep_last=3) as run:
             for step in range(10_001):
                 run.begin(f"type {step % 3}")
                 x = run.record("x", torch.randn(8, 16, requires_grad=True))

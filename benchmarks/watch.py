@@ -144,7 +144,7 @@ def disk() -> list[Row]:
             for _ in range(20):
                 run.step(loss=training.step())
         size = sum(path.stat().st_size for path in to.rglob("*") if path.is_file())
-        made = sum(layerscope.open(to).cost().arrow()["summaries"].to_pylist())
+        made = sum(layerscope.open(to).overhead().arrow()["summaries"].to_pylist())
     per = size / made
     what = "GPT-2, all kinds: bytes on disk per summary, compacted"
     return [row(what, f"{per:.0f} bytes", "500 bytes", kept=per <= 500)]

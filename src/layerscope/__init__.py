@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from layerscope.traces import Trace, compare
 
 __all__ = [
-    "Depth",
+    "Detail",
     "LayerscopeError",
     "Run",
     "Schedule",
@@ -37,7 +37,7 @@ __all__ = [
 ]
 
 _HOME = {
-    "Depth": "layerscope.capture.core.named_tensors",
+    "Detail": "layerscope.capture.core.named_tensors",
     "LayerscopeError": "layerscope.errors",
     "Run": "layerscope.runs",
     "Schedule": "layerscope.capture.core.schedule",

@@ -46,8 +46,8 @@ def watch(  # noqa: PLR0913  the one verb that takes everything about a recordin
     sample: int | None = None,
     statistics: StatisticsFunction | None = None,
     resume: bool | int = False,
-    depth: str | Detail = "samples",
-    ring: int = 0,
+    detail: str | Detail = "samples",
+    keep_last: int = 0,
     enabled: bool = True,
 ) -> Recorder:
     """A recorder of the model's training: call its `step(loss=…)` after every optimizer step.
@@ -63,7 +63,7 @@ def watch(  # noqa: PLR0913  the one verb that takes everything about a recordin
 
     Several models are watched together by their names: `watch({"generator": g, "discriminator": d}, [opt_g, opt_d])`.
     Without a model, only what the loop itself names with `record()` is recorded. `every` may be a dict, from types of
-    steps (`begin(type=…)`; globs) to numbers or schedules. `depth` is how much is kept of named tensors. `ring` is how
+    steps (`begin(type=…)`; globs) to numbers or schedules. `detail` is how much is kept of named tensors. `keep_last` is how
     many ended steps stay in memory, so that `keep()` may decide late. With `enabled=False` nothing is recorded and no
     folder is made until `run.enabled = True`.
     """
@@ -80,11 +80,11 @@ def watch(  # noqa: PLR0913  the one verb that takes everything about a recordin
     from layerscope.capture.torch.targets import choose
 
     selection = choose(model, optimizer, kinds, sites, exclude)
-    how_deep = depth if isinstance(depth, Detail) else Detail(depth)
+    chosen_detail = detail if isinstance(detail, Detail) else Detail(detail)
     if resume is not False and to is None:
         raise StateError("resume needs `to`: the folder of the run that goes on.")
     folder = Path(to) if to is not None else PROJECT / _new_name(model)
-    when = When(every, Budget(budget), Keeping(keep_if), ring, how_deep)
+    when = When(every, Budget(budget), Keeping(keep_if), keep_last, chosen_detail)
     extent = SummaryOptions(sample, statistics)
 
     def open(recorder: weakref.ref[Recorder]) -> Opened:

@@ -18,7 +18,7 @@ from layerscope.graph.layers import Distance, Naming, Relations, name_layers
 from layerscope.model.trace_record import CodeFrame, Operation, TraceRecord
 from layerscope.query.tables import Table
 from layerscope.query.trace_lookup import Key, Lookup, Selector
-from layerscope.query.trace_tables import code_of, module_rows, pass_table, stack_of, summary_table
+from layerscope.query.trace_tables import code_of, module_rows, operations_table, stack_of, summary_table
 from layerscope.views.trace_text import summary_text
 
 if TYPE_CHECKING:
@@ -287,7 +287,7 @@ class Trace:
 
     def table(self) -> Table:
         """One row per operation, with everything known of it but the value."""
-        return pass_table(self.record, self.naming, self.relations)
+        return operations_table(self.record, self.naming, self.relations)
 
     def validate(self, *, rerun: bool | None = None) -> Validation:
         """Execute every operation again from its kept parents, and compare; true when all is right.

@@ -85,6 +85,6 @@ def test_a_heat_map_without_a_chosen_context_shows_that_of_the_selected_site(
     for site, context, others in (("judge", "real", "maker"), ("maker", "", "judge")):
         page.goto("about:blank")
         page.goto(f"{address}#run=gan&view=heatmap&site={site}&step=1")
-        expect(page.get_by_test_id("heatmap-reading")).to_have_text(f"rms {rms(run, site, context):.4g} @1 · {site}")
+        expect(page.get_by_test_id("heatmap-readout")).to_have_text(f"rms {rms(run, site, context):.4g} @1 · {site}")
         expect(page.get_by_label("Context")).to_have_value(context)
         expect(page.get_by_test_id("heatmap").get_by_title(others, exact=True)).to_have_count(0)

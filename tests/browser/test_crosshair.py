@@ -115,7 +115,7 @@ def test_graph_panels_and_merges_read_the_last_recorded_step(visit: Visit, addre
 def test_heat_map_reads_the_last_recorded_step_of_the_chosen_row(visit: Visit, address: str, runs: Path) -> None:
     page = visit.page
     page.goto(f"{address}#run=a&view=heatmap&site=up{AT}")
-    reading = page.get_by_test_id("heatmap-reading")
+    reading = page.get_by_test_id("heatmap-readout")
     expect(reading).to_have_text(f"rms {value(runs, 'up', 55):.4g} @55 · up")
     page.goto(f"{address}#run=a&view=heatmap&site=rare{AT}")
     expect(reading).to_have_text(f"rms {value(runs, 'rare', 50):.4g} @50 · rare")
@@ -126,7 +126,7 @@ def test_comparison_reads_the_last_recorded_step_of_each_run(visit: Visit, addre
     page = visit.page
     page.goto(f"{address}#run=a&runs=b&view=compare&site=up&comparing={way}{AT}")
     if way == "difference":
-        expect(page.get_by_test_id("heatmap-reading")).to_contain_text("@55 · up")
+        expect(page.get_by_test_id("heatmap-readout")).to_contain_text("@55 · up")
         return
     expect(shown(page)).to_have_text(["@55", "@55"])
 
@@ -163,7 +163,7 @@ def test_one_step_of_so_many_counts_everywhere(visit: Visit, address: str) -> No
     page.goto(f"{address}#run=a&site=up&view=graph&every=20{AT}")
     expect(page.get_by_test_id("graph-legend")).to_contain_text("output rms @40")
     page.goto(f"{address}#run=a&site=up&view=heatmap&every=20{AT}")
-    expect(page.get_by_test_id("heatmap-reading")).to_contain_text("@40 · up")
+    expect(page.get_by_test_id("heatmap-readout")).to_contain_text("@40 · up")
 
 
 def test_keys_lead_from_between_two_recorded_steps_to_one_of_the_two(visit: Visit, address: str) -> None:
@@ -203,7 +203,7 @@ def test_a_saved_report_shows_the_same_step_in_every_part(visit: Visit, runs: Pa
     expect(page.get_by_test_id("site-panel").get_by_test_id("at").first).to_have_text("@55")
     page.goto("about:blank")
     page.goto(f"{(tmp_path / 'a.html').as_uri()}#view=heatmap&site=up{AT}")
-    expect(page.get_by_test_id("heatmap-reading")).to_contain_text("@55 · up")
+    expect(page.get_by_test_id("heatmap-readout")).to_contain_text("@55 · up")
 
 
 def test_a_statistic_is_offered_for_the_kinds_that_have_it(visit: Visit, address: str) -> None:

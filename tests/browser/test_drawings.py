@@ -7,7 +7,7 @@ import pytest
 from layerscope.views.draw.picture import DrawOptions, graph_view
 from layerscope.views.draw.svg import svg
 from tests.browser.conftest import Visit
-from tests.viz import graphs
+from tests.views import graphs
 
 pytestmark = pytest.mark.browser
 

@@ -16,7 +16,7 @@ from playwright.sync_api import TimeoutError as PlaywrightTimeoutError
 from layerscope.server.serve import PageServer
 from tests.browser.conftest import Visit
 from tests.server.graphs import blocks_graph, write_graph_run
-from tests.viz.test_modulegraph import flat
+from tests.views.test_module_graph import flat
 
 pytestmark = pytest.mark.browser
 

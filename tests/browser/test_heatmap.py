@@ -157,7 +157,7 @@ def test_the_keyboard_moves_the_cell_and_opens_it(visit: Visit, address: str) ->
     page.keyboard.press("ArrowDown")
     page.keyboard.press("ArrowDown")
     expect(page).to_have_url(re.compile("site=h.1.attn"))
-    expect(page.get_by_test_id("heatmap-reading")).to_have_text("has NaN @20 · h.1.attn")
+    expect(page.get_by_test_id("heatmap-readout")).to_have_text("has NaN @20 · h.1.attn")
     page.keyboard.press("Enter")
     expect(page.get_by_test_id("site-title")).to_have_text("h.1.attn")
 

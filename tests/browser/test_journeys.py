@@ -283,7 +283,7 @@ def test_every_data_type_of_a_tensor_can_be_chosen_and_the_newest_comes_first(
     expect(page.get_by_test_id("histogram")).to_have_attribute("data-points", "2")
     choice.select_option(label="float64 · read at forward")
     expect(page.get_by_test_id("histogram")).to_have_attribute("data-points", "4")
-    expect(page).to_have_url(re.compile("dtype=float64&reading=forward"))
+    expect(page).to_have_url(re.compile("dtype=float64&phase=forward"))
     page.reload()
     expect(page.get_by_test_id("histogram")).to_have_attribute("data-points", "4")
     expect(choice.locator("option:checked")).to_have_text("float64 · read at forward")

@@ -41,7 +41,7 @@ def address(project: Path) -> Iterator[str]:
 
 
 def node(page: Page, name: str) -> Locator:
-    return page.get_by_test_id("dependencies").first.locator(f'[data-node="{name}"]:not([data-part="earlier"])')
+    return page.get_by_test_id("dependencies").first.locator(f'[data-node="{name}"]:not([data-type="earlier"])')
 
 
 def stat(page: Page, name: str) -> Locator:
@@ -128,7 +128,7 @@ def test_a_click_on_the_trial_beside_swaps_the_two(visit: Visit, address: str) -
 def test_a_source_of_an_earlier_iteration_leads_there(visit: Visit, address: str) -> None:
     page = visit.page
     page.goto(f"{address}&type=long&iteration=2&node=memory")
-    page.get_by_test_id("dependencies").locator('[data-part="earlier"].node').click()
+    page.get_by_test_id("dependencies").locator('[data-type="earlier"].node').click()
     expect(page.get_by_test_id("iteration")).to_have_value("1")
     expect(page.get_by_test_id("node")).to_have_value("memory")
 
@@ -167,7 +167,7 @@ def test_what_is_not_there_keeps_the_wish_and_says_so(visit: Visit, address: str
     expect(page.get_by_test_id("fallback")).to_have_text("no iteration 3 in this step")
     page.get_by_test_id("iteration").select_option("1")
     expect(page.get_by_text("It is in iteration 2.")).to_be_visible()
-    expect(node(page, "loss")).to_have_attribute("data-part", "absent")
+    expect(node(page, "loss")).to_have_attribute("data-type", "absent")
     page.get_by_test_id("iteration").select_option("2")
     expect(stat(page, "mean")).to_be_visible()
 

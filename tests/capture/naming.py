@@ -55,7 +55,7 @@ class Recording(ListSink):
         number = self.number(name, iteration)
         return next((found for found in self.of(SampleStats, step) if found.series == number), None)
 
-    def extras(self, step: int, name: str, iteration: int = 1, kind: Kind = Kind.TENSOR) -> dict[str, float]:
+    def custom_statistics(self, step: int, name: str, iteration: int = 1, kind: Kind = Kind.TENSOR) -> dict[str, float]:
         number = self.number(name, iteration, kind=kind)
         return {
             name: value
@@ -83,12 +83,12 @@ def recording(
     model: nn.Module | None = None,
     every: Every = 1,
     *,
-    depth: Detail | None = None,
-    ring: int = 0,
+    detail: Detail | None = None,
+    keep_last: int = 0,
     keep_if: KeepIf | None = None,
 ) -> Iterator[tuple[Recording, Recorder]]:
     sink = Recording()
-    when = When(every, Budget(), Keeping(keep_if), ring, depth or Detail())
+    when = When(every, Budget(), Keeping(keep_if), keep_last, detail or Detail())
     with record(choose(model, None, ("tensor*", "weight*"), "*"), when, sink) as run:
         yield sink, run
 

@@ -126,7 +126,7 @@ def test_statistics_of_ones_own_stand_beside_the_others(tmp_path: Path) -> None:
 )
 def test_a_statistic_that_fails_is_told_once_and_the_rest_is_recorded(own: object, says: str, tmp_path: Path) -> None:
     run = recorded(tmp_path / "run", statistics=own)
-    (text,) = [t for t in run.events()["text"] if "statistics of your own" in t]
+    (text,) = [t for t in run.events()["text"] if "custom statistics" in t]
     assert says in text
     assert len(run.stats(stat="rms")["rms"]) > 8
 

@@ -151,8 +151,8 @@ def test_an_evaluation_reads_no_weights_and_says_how_many_tensors_a_row_holds() 
         ({"every": Schedule(steps=[60])}, True, (24, 74)),
         ({"every": 1000, "keep_if": lambda step: step.step % 20 == 0}, False, AFTER),
         ({"every": 1000, "keep_if": lambda step: step.step % 20 == 0}, True, AFTER),
-        ({"every": 1000, "ring": 3}, True, (24,)),
-        ({"every": 10, "ring": 3}, False, AFTER),
+        ({"every": 1000, "keep_last": 3}, True, (24,)),
+        ({"every": 10, "keep_last": 3}, False, AFTER),
     ],
 )
 def test_an_evaluation_is_recorded_when_a_step_was_since_the_last_one(

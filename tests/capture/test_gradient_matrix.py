@@ -141,7 +141,7 @@ def test_gradients_are_those_of_an_unscaled_unwatched_training(setting: Setting)
     sink = same_bits(make, loop, optimizers)
     for step, parts in enumerate(referenced(make, unscaled, optimizers)):
         assert mistakes(recorded(sink, step), parts) == []
-    assert {s.reading for s in sink.series if s.kind is Kind.WEIGHT_GRAD} == {Phase.OPTIMIZER}
+    assert {s.phase for s in sink.series if s.kind is Kind.WEIGHT_GRAD} == {Phase.OPTIMIZER}
 
 
 def test_the_settings_tested_by_default_hold_every_pair_of_choices() -> None:

@@ -190,7 +190,7 @@ def test_a_recorded_parameter_has_one_gradient_for_each_loss_under_checkpointing
     x = torch.randn(4, 6, dtype=torch.float64)
     with recording(model) as (sink, run):
         y = model(x)
-        run.record("w", model.shared.weight, part="parameter", batch_dim=None)
+        run.record("w", model.shared.weight, type="parameter", batch_dim=None)
         torch.autograd.grad(model.last(x[:, :5]).sum(), model.last.weight)
         y[:, 0].sum().backward(retain_graph=True)
         run.gradients("a")

@@ -49,7 +49,7 @@ def test_the_graph_of_a_recurrent_network_is_the_one_drawn_on_paper() -> None:
         memory = run.record("memory", torch.zeros(6, 4), initial=True)
         for _ in range(2):
             with run.iteration():
-                x = run.record("input", torch.randn(6, 3), part="input")
+                x = run.record("input", torch.randn(6, 3), type="input")
                 memory = run.record("memory", net.main(torch.cat((net.pre(x), memory), 1)))
         run.record("output", net.out(memory) * net.scale)
         run.step()
@@ -62,7 +62,7 @@ def test_the_graph_of_a_recurrent_network_is_the_one_drawn_on_paper() -> None:
     assert sink.links(0, 1) == inside
     last = {("memory", "output"), ("out:weight", "output"), ("out:bias", "output"), ("scale", "output")}
     assert sink.links(0, 2) == inside | last
-    parts = {node.name: node.part for node in sink.graphs[info.graphs[2]].nodes}
+    parts = {node.name: node.type for node in sink.graphs[info.graphs[2]].nodes}
     assert parts["input"] is TensorType.INPUT
     assert {name for name, part in parts.items() if part is TensorType.PARAMETER} == {"pre", "main", "out", "scale"}
 
@@ -118,7 +118,7 @@ def test_several_tensors_of_one_node_have_links_of_their_own_and_their_number_ma
     with recording() as (sink, run):
         for step in range(4):
             run.begin()
-            x = run.record("x", torch.ones(2, 2), part="input")
+            x = run.record("x", torch.ones(2, 2), type="input")
             heads = [run.record("heads", x * n, role=f"head {n}") for n in range(step + 1)]
             run.record("last", heads[-1] + 1)
             run.step()
@@ -157,7 +157,7 @@ def test_shared_modules_and_parameters_recorded_by_hand_are_one_thing_each() -> 
     net.append(net[0])
     with recording(net) as (sink, run):
         run.begin()
-        run.record("weight", net[0].weight, part="parameter", batch_dim=None)
+        run.record("weight", net[0].weight, type="parameter", batch_dim=None)
         run.record("out", net(torch.ones(2, 3)))
         run.step()
     assert sink.links(0) == {("weight", "out"), ("0:bias", "out")}
@@ -180,12 +180,12 @@ def test_large_parts_of_a_model_are_split_into_their_children() -> None:
         run.begin()
         run.record("out", net.head(net.tower(torch.ones(1, 2))))
         run.step()
-    names = {node.name for node in sink.graphs[0].nodes if node.part is TensorType.PARAMETER}
+    names = {node.name for node in sink.graphs[0].nodes if node.type is TensorType.PARAMETER}
     assert names == {"head"} | {f"tower.{n}" for n in range(20)}
 
 
 def test_identical_graphs_are_one_and_steps_that_are_not_traced_have_theirs() -> None:
-    with recording(ring=0) as (sink, run):
+    with recording(keep_last=0) as (sink, run):
         for step in range(40):
             run.begin("long" if step % 2 else "short")
             x = run.record("x", torch.ones(2 + step % 3, 2))

@@ -68,7 +68,7 @@ def test_fifty_iterations_are_fifty_sites() -> None:
 
 def test_a_kept_step_has_the_samples_type_and_reason_that_were_said() -> None:
     x = torch.arange(20.0).reshape(10, 2)
-    with recording(every=ls.Schedule(steps=[0]), ring=1) as (sink, run):
+    with recording(every=ls.Schedule(steps=[0]), keep_last=1) as (sink, run):
         for step in range(5):
             run.record("x", x + step)
             run.record("short", x[:4])
@@ -85,7 +85,7 @@ def test_a_kept_step_has_the_samples_type_and_reason_that_were_said() -> None:
 
 
 def test_the_steps_before_a_spike_are_kept_with_it() -> None:
-    with recording(every=ls.Schedule(steps=[0]), ring=3) as (sink, run):
+    with recording(every=ls.Schedule(steps=[0]), keep_last=3) as (sink, run):
         for step in range(20):
             run.record("x", torch.full((2, 2), float(step)))
             if step == 10:
@@ -98,7 +98,7 @@ def test_the_steps_before_a_spike_are_kept_with_it() -> None:
 
 @pytest.mark.parametrize("as_written", [True, False])
 def test_a_recorded_step_takes_none_of_those_before_it_out_of_the_ring(as_written: bool, tmp_path: Path) -> None:
-    with ls.watch(None, to=tmp_path / "run", every=5, ring=3) as run:
+    with ls.watch(None, to=tmp_path / "run", every=5, keep_last=3) as run:
         for step in range(7):
             run.record("x", torch.full((2, 2), float(step)))
             if step == 6:
@@ -154,7 +154,7 @@ def test_a_step_is_there_before_its_graph_is_known_and_only_once_when_it_is(tmp_
 
 def test_keep_if_keeps_the_ring_too() -> None:
     with recording(
-        every=ls.Schedule(steps=[0]), ring=2, keep_if=lambda step: step.step > 0 and step.loss > 3 * step.loss_ema
+        every=ls.Schedule(steps=[0]), keep_last=2, keep_if=lambda step: step.step > 0 and step.loss > 3 * step.loss_ema
     ) as (sink, run):
         for step in range(9):
             run.record("x", torch.ones(2))
@@ -182,7 +182,7 @@ def test_a_discarded_step_is_as_if_it_had_not_been_recorded() -> None:
 
 
 def test_samples_are_balanced_over_categories_of_the_whole_run() -> None:
-    with recording(depth=Detail(samples=2), ring=1) as (sink, run):
+    with recording(detail=Detail(samples=2), keep_last=1) as (sink, run):
         for _ in range(10):
             run.record("x", torch.randn(8, 2))
             run.keep(categories=["common"] * 6 + ["rare", "odd"])
@@ -198,7 +198,7 @@ def test_samples_are_balanced_over_categories_of_the_whole_run() -> None:
 
 @pytest.mark.parametrize("kind", [list, torch.tensor, np.array])
 def test_categories_and_samples_come_as_lists_tensors_or_arrays(kind: Callable[[list[int]], Any]) -> None:
-    with recording(ring=1) as (sink, run):
+    with recording(keep_last=1) as (sink, run):
         run.record("x", torch.randn(4, 2))
         run.keep(categories=kind([7, 7, 8, 7]), samples=kind([2, 3]))
         run.step()
@@ -258,8 +258,8 @@ WRONG: list[tuple[Callable[[Recorder], object], str]] = [
     (lambda run: run.record("a#2", torch.ones(1)), "'a#2'.*without '@'"),
     (lambda run: run.record("", torch.ones(1)), "A tensor cannot be called ''"),
     (lambda run: run.record("x", torch.ones(1), role="a@b"), "A role cannot be 'a@b'"),
-    (lambda run: run.record("x", torch.ones(1), part="weight"), r"no part 'weight' \(of 'x'\).*input, target, loss"),
-    (lambda run: run.record("x", torch.ones(1), depth="deep"), "no depth 'deep'.*summary, statistics, samples, all"),
+    (lambda run: run.record("x", torch.ones(1), type="weight"), r"no type 'weight' \(of 'x'\).*input, target, loss"),
+    (lambda run: run.record("x", torch.ones(1), detail="deep"), "no detail 'deep'.*summary, statistics, samples, all"),
     (lambda run: run.record("x", [1.0]), r"'x' is no tensor but list.*torch\.as_tensor"),
     (lambda run: run.record("x", torch.ones(2, 2), batch_dim=2), "batch_dim=2 is none of them"),
     (lambda run: run.link("nothing", torch.ones(1)), "knows no tensor 'nothing'"),
@@ -269,13 +269,13 @@ WRONG: list[tuple[Callable[[Recorder], object], str]] = [
     (kept(categories=["a"]), "1 categories for 4 samples"),
     (kept(type=5), "A step type is a text, not 5"),
     (kept(type=""), "A step type is a text, not ''"),
-    (kept(before=2), r"before=2.*watch\(ring=2\)"),
+    (kept(before=2), r"before=2.*watch\(keep_last=2\)"),
 ]
 
 
 @pytest.mark.parametrize(("use", "words"), WRONG)
 def test_wrong_use_is_told_what_is_wrong_and_what_to_do(use: Callable[[Recorder], object], words: str) -> None:
-    with recording(ring=1) as (sink, run):
+    with recording(keep_last=1) as (sink, run):
         run.step()
         with pytest.raises(StateError, match=words):
             use(run)
@@ -287,15 +287,15 @@ def test_wrong_use_is_told_what_is_wrong_and_what_to_do(use: Callable[[Recorder]
 
 
 def test_samples_that_are_not_held_cannot_be_kept() -> None:
-    with recording(depth=Detail(samples=2)) as (_, run):
+    with recording(detail=Detail(samples=2)) as (_, run):
         run.record("x", torch.ones(6, 2))
-        with pytest.raises(StateError, match=r"only the first 2 are held.*ring=1"):
+        with pytest.raises(StateError, match=r"only the first 2 are held.*keep_last=1"):
             run.keep(samples=[5])
         run.keep(samples=[1])
         run.step()
 
 
-@pytest.mark.parametrize("words", [{"ring": -1}, {"depth": "deep"}, {"every": "often"}, {"every": {"a": 0}}])
+@pytest.mark.parametrize("words", [{"keep_last": -1}, {"detail": "deep"}, {"every": "often"}, {"every": {"a": 0}}])
 def test_words_of_watch_that_make_no_sense_are_refused(words: dict[str, Any], tmp_path: Path) -> None:
     with pytest.raises(StateError, match=next(iter(words))):
         ls.watch(None, to=tmp_path / "run", **words)
@@ -308,7 +308,7 @@ def test_an_idle_step_and_a_closed_or_disabled_recorder_take_anything(tmp_path: 
             run.begin("a")
             x = torch.ones(2)
             with run.iteration():
-                assert run.record("x", x, part="input") is x
+                assert run.record("x", x, type="input") is x
             assert run.detach(x).equal(x)
             run.link("a", "b")
             run.gradients("loss")
@@ -360,7 +360,7 @@ def test_recording_changes_no_bit_of_a_training_and_nothing_frozen() -> None:
     sinks: list[Recording] = []
 
     def around(model: nn.Module, optimizers: list[Optimizer]) -> Any:
-        sink, run = blocks.enter_context(recording(model, ring=2))
+        sink, run = blocks.enter_context(recording(model, keep_last=2))
         sinks.append(sink)
         loops.append(run)
         return run
@@ -409,10 +409,10 @@ def test_gpt2_is_recorded_layer_by_layer() -> None:
 
             block.register_forward_hook(name)
         run.begin()
-        ids = run.record("ids", torch.randint(0, 50, (3, 8)), part="input")
+        ids = run.record("ids", torch.randint(0, 50, (3, 8)), type="input")
         out = model(ids, labels=ids)
         run.record("logits", out.logits)
-        run.record("loss", out.loss, part="loss")
+        run.record("loss", out.loss, type="loss")
         out.loss.backward()
         run.gradients("loss")
         run.step()
@@ -432,7 +432,7 @@ def test_the_memory_of_a_recorder_does_not_grow_with_the_steps() -> None:
     import gc
     import tracemalloc
 
-    with recording(every=1, ring=3) as (sink, run):
+    with recording(every=1, keep_last=3) as (sink, run):
 
         def some(steps: int) -> int:
             for step in range(steps):

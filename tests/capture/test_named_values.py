@@ -39,11 +39,13 @@ def test_a_value_is_that_of_the_moment_it_was_recorded() -> None:
 def test_tensors_of_every_type_are_welcome(dtype: torch.dtype) -> None:
     x = (torch.randn(6, 4) * 10).to(dtype)
     with recording() as (sink, run):
-        run.record("x", x, depth="all")
+        run.record("x", x, detail="all")
         run.step()
     wide = x.to(torch.complex64) if dtype.is_complex else x.double()
     assert np.array_equal(sink.value(0, "x").array.astype(wide.numpy().dtype), wide.numpy())
-    assert sink.extras(0, "x")["mean_of_sample_abs_max"] == pytest.approx(float(wide.abs().amax(1).double().mean()))
+    assert sink.custom_statistics(0, "x")["mean_of_sample_abs_max"] == pytest.approx(
+        float(wide.abs().amax(1).double().mean())
+    )
     assert not sink.warnings()
 
 
@@ -54,13 +56,13 @@ def test_the_same_is_recorded_of_a_tensor_in_one_piece_and_of_one_with_gaps(dtyp
     spread[:, ::2] = (torch.randn(9, 3) * 10).to(dtype)
     found = []
     for x in (spread[:, ::2].contiguous(), spread[:, ::2]):
-        with recording(depth=Detail(level, samples=4)) as (sink, run):
+        with recording(detail=Detail(level, samples=4)) as (sink, run):
             run.record("x", x)
             run.record("one", x[0], batch_dim=None)
             run.step()
         kept = [(value.series, value.samples, value.array) for value in sink.of(Value)]
         kept += [(stats.series, stats.samples, stats.numbers) for stats in sink.of(SampleStats)]
-        extras = np.array([*sink.extras(0, "x").values()])
+        extras = np.array([*sink.custom_statistics(0, "x").values()])
         found.append([part for row in kept for part in row] + [extras, sink.moments("x", Kind.TENSOR)])
     for one, other in zip(*found, strict=True):
         np.testing.assert_array_equal(one, other)
@@ -90,13 +92,13 @@ def test_bool_and_whole_numbers_stay_what_they_are() -> None:
 @pytest.mark.parametrize(("shape", "batch_dim"), [((4, 3, 5, 2), 0), ((3, 7, 2), 1), ((3, 2, 7), -1), ((9,), 0)])
 def test_samples_come_first_wherever_the_batch_is(shape: tuple[int, ...], batch_dim: int) -> None:
     x = torch.randn(shape)
-    with recording(depth=Detail(samples=3)) as (sink, run):
+    with recording(detail=Detail(samples=3)) as (sink, run):
         run.record("x", x, batch_dim=batch_dim)
         run.step()
     first = x.movedim(batch_dim, 0).numpy()
     assert np.array_equal(sink.value(0, "x").array, first[:3])
     expected = per_sample(first)
-    found = sink.extras(0, "x")
+    found = sink.custom_statistics(0, "x")
     over = {"mean": expected.mean(0), "std": expected.std(0), "abs_max": np.abs(expected).max(0)}
     for column, statistic in enumerate(("mean", "mean_abs", "std", "abs_max")):
         for name, numbers in over.items():
@@ -108,14 +110,14 @@ def test_samples_come_first_wherever_the_batch_is(shape: tuple[int, ...], batch_
 def test_a_single_number_and_a_tensor_without_a_batch_are_kept_whole() -> None:
     matrix = torch.randn(300, 40)
     with recording() as (sink, run):
-        run.record("loss", torch.tensor(3.5), part="loss")
+        run.record("loss", torch.tensor(3.5), type="loss")
         run.record("matrix", matrix, batch_dim=None)
         run.step()
     loss = sink.value(0, "loss")
     assert (loss.array.shape, float(loss.array), len(loss.samples)) == ((), 3.5, 0)
     assert np.array_equal(sink.value(0, "matrix").array, matrix)
     largest = float(torch.linalg.svdvals(matrix.double())[0])
-    assert sink.extras(0, "matrix") == {"singular_max": pytest.approx(largest, rel=1e-12)}
+    assert sink.custom_statistics(0, "matrix") == {"singular_max": pytest.approx(largest, rel=1e-12)}
     assert sink.infos()[0].batch == 0
 
 
@@ -127,15 +129,15 @@ def test_the_largest_singular_value_is_that_of_float64(shape: tuple[int, int]) -
         run.record("odd", torch.tensor([[1.0, float("nan")]]), batch_dim=None)
         run.step()
     largest = float(torch.linalg.svdvals(matrix.double())[0])
-    assert sink.extras(0, "matrix")["singular_max"] == pytest.approx(largest, rel=1e-9)
-    assert np.isnan(sink.extras(0, "odd")["singular_max"])
+    assert sink.custom_statistics(0, "matrix")["singular_max"] == pytest.approx(largest, rel=1e-9)
+    assert np.isnan(sink.custom_statistics(0, "odd")["singular_max"])
 
 
 def test_each_depth_keeps_what_it_says() -> None:
     x = torch.randn(8, 3) + 100
-    with recording(depth=Detail(samples=2)) as (sink, run):
+    with recording(detail=Detail(samples=2)) as (sink, run):
         for level in ("summary", "statistics", "samples", "all"):
-            run.record(level, x, depth=level)
+            run.record(level, x, detail=level)
         run.step()
     kept = {sink.series[value.series].site: value.array.shape for value in sink.of(Value)}
     assert kept == {"samples": (2, 3), "all": (8, 3)}
@@ -148,7 +150,7 @@ def test_each_depth_keeps_what_it_says() -> None:
 def test_statistics_of_samples_hold_where_the_mean_is_far_from_zero_and_where_there_is_a_nan() -> None:
     x = torch.randn(4, 10_000) * 1e-3 + 1e4
     x[3, 5], x[3, 0] = float("nan"), float("-inf")
-    with recording(depth=Detail("statistics")) as (sink, run):
+    with recording(detail=Detail("statistics")) as (sink, run):
         run.record("x", x)
         run.step()
     stats = sink.sample_stats(0, "x")
@@ -158,7 +160,7 @@ def test_statistics_of_samples_hold_where_the_mean_is_far_from_zero_and_where_th
 
 
 def test_the_bytes_of_a_step_are_bounded_and_what_does_not_fit_is_said() -> None:
-    with recording(depth=Detail("all", samples=2, bytes_per_step=1000)) as (sink, run):
+    with recording(detail=Detail("all", samples=2, bytes_per_step=1000)) as (sink, run):
         for _ in range(3):
             run.record("fits", torch.zeros(10, 10))
             run.record("only samples", torch.zeros(100, 10))
@@ -171,7 +173,7 @@ def test_the_bytes_of_a_step_are_bounded_and_what_does_not_fit_is_said() -> None
     assert stats is not None
     assert stats.samples.tolist() == [0, 1]
     (event,) = sink.warnings()
-    assert "'only samples', 'only statistics' are kept at a lower depth" in event.text
+    assert "'only samples', 'only statistics' are kept at a lower detail" in event.text
     assert "bytes_per_step" in event.text
     assert all(cost.bytes >= 480 for cost in sink.of(Overhead))
 
@@ -306,7 +308,7 @@ def test_the_scale_of_amp_is_not_in_gradients() -> None:
         scaler.update()
         run.step()
     assert np.array_equal(sink.value(0, "h", port="grad:tensor").array, np.ones((4, 2), np.float32))
-    assert sink.extras(0, "h", kind=Kind.TENSOR_GRAD)["mean_of_sample_mean"] == 1
+    assert sink.custom_statistics(0, "h", kind=Kind.TENSOR_GRAD)["mean_of_sample_mean"] == 1
     assert sink.stat("max", "h", Kind.TENSOR_GRAD) == 1
 
 
@@ -337,11 +339,11 @@ def test_gradients_of_float16_are_kept_under_any_scale_of_amp(tmp_path: Path) ->
 def test_the_bytes_of_a_step_are_those_of_what_is_kept(dtype: torch.dtype) -> None:
     x = torch.ones(10, 10).to(dtype)
     with recording() as (sink, run):
-        run.record("x", x, depth="all")
+        run.record("x", x, detail="all")
         run.step()
     size = sink.value(0, "x").array.nbytes
     for room in (size, size - 1):
-        with recording(depth=Detail("all", samples=1, bytes_per_step=room)) as (sink, run):
+        with recording(detail=Detail("all", samples=1, bytes_per_step=room)) as (sink, run):
             run.record("x", x)
             run.step()
         assert len(sink.value(0, "x").samples) == (10 if room == size else 1)
@@ -364,7 +366,7 @@ def test_a_buffer_that_numpy_fills_anew_has_the_statistics_of_each_iteration() -
 @pytest.mark.parametrize("shape", [(4, 3), (1, 1), (2, 5, 3)])
 @pytest.mark.parametrize("batch_dim", [0, 1])
 def test_a_sign_that_is_still_to_be_changed_is_changed(shape: tuple[int, ...], batch_dim: int) -> None:
-    with recording(depth=Detail("statistics")) as (sink, run):
+    with recording(detail=Detail("statistics")) as (sink, run):
         run.record("x", torch._neg_view(torch.ones(shape)), batch_dim=batch_dim)
         run.record("y", torch.full(shape, 1 + 2j).conj().imag, batch_dim=batch_dim)
         run.step()

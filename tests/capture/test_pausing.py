@@ -105,7 +105,7 @@ def test_a_pause_is_no_part_of_the_time_of_a_step(tmp_path: Path) -> None:
         run.step()
         run.enabled = True
         loop.step(run)
-    assert ls.open(tmp_path / "run").cost()["step_s"][-1] < 0.5
+    assert ls.open(tmp_path / "run").overhead()["step_s"][-1] < 0.5
 
 
 def test_attributes_that_a_recorder_does_not_have_are_refused_with_the_nearest(tmp_path: Path) -> None:

@@ -85,7 +85,7 @@ def test_weight_gradients_are_read_as_the_optimizer_applied_them(given: bool, cl
             run.step()
     for name, gradient in applied.items():
         assert sink.stat("rms", name, Kind.WEIGHT_GRAD, step=2) == near(rms(gradient))
-    assert {s.reading for s in sink.series if s.kind is Kind.WEIGHT_GRAD} == {Phase.OPTIMIZER}
+    assert {s.phase for s in sink.series if s.kind is Kind.WEIGHT_GRAD} == {Phase.OPTIMIZER}
 
 
 def test_gradients_without_an_optimizer_step_are_read_when_the_step_ends() -> None:
@@ -97,7 +97,7 @@ def test_gradients_without_an_optimizer_step_are_read_when_the_step_ends() -> No
     (gradient,) = [p.grad for name, p in model.named_parameters() if name == "layers.0.weight"]
     assert gradient is not None
     assert sink.stat("rms", "layers.0.weight", Kind.WEIGHT_GRAD) == near(rms(gradient))
-    assert {s.reading for s in sink.series if s.kind is Kind.WEIGHT_GRAD} == {Phase.STEP}
+    assert {s.phase for s in sink.series if s.kind is Kind.WEIGHT_GRAD} == {Phase.STEP}
 
 
 def test_weights_are_read_after_the_update() -> None:

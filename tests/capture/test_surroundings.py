@@ -174,7 +174,7 @@ def test_an_optimizer_without_room_for_hooks_is_followed_by_the_one_it_hands_its
         model(torch.randn(4, 6)).sum().backward()
         optimizer.step()
         run.step()
-    assert set(ls.open(tmp_path / "run").stats(kind="weight_grad")["reading"]) == {"optimizer"}
+    assert set(ls.open(tmp_path / "run").stats(kind="weight_grad")["phase"]) == {"optimizer"}
 
 
 def test_an_interrupted_forward_is_forgotten(tmp_path: Path) -> None:

@@ -85,7 +85,7 @@ def test_a_training_within_a_budget_records_fewer_steps_and_says_what_they_cost(
             model(torch.randn(4, 6)).sum().backward()
             run.step()
         assert 0 < run.overhead < 1
-    cost = ls.open(tmp_path / "run").cost()
+    cost = ls.open(tmp_path / "run").overhead()
     assert 1 <= len(cost["step"]) < 10
     assert cost["step"][0] == 0
     assert cost["summaries"][0] > 10

@@ -82,7 +82,7 @@ def test_a_mistake_is_one_sentence_and_exit_code_2(words: list[str], message: st
 
 def test_what_is_piped_is_not_cut_to_a_terminals_width(recorded: Path) -> None:
     table = command("show", "runs/demo", "blocks.0.up", "--kind", "output", cwd=recorded).stdout.splitlines()
-    names = ["step", "site", "port", "kind", "mode", "dtype", "reading", "rank", "mean", "std", "rms"]
+    names = ["step", "site", "port", "kind", "mode", "dtype", "phase", "rank", "mean", "std", "rms"]
     assert table[1].split()[:11] == names
     assert len(table[3].split()) == len(table[1].split())
 

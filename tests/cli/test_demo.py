@@ -55,7 +55,7 @@ def test_both_trials_hold_every_step_type_and_every_iteration(trial: ls.Run) -> 
 def test_the_graph_leads_from_the_input_over_the_memory_to_the_loss(trial: ls.Run) -> None:
     graph = trial.named().graph(last_step(trial), 5)
     assert graph is not None
-    parts = {node.name: node.part for node in graph.nodes}
+    parts = {node.name: node.type for node in graph.nodes}
     assert [parts[name] for name in ("input", "target", "loss")] == [
         TensorType.INPUT,
         TensorType.TARGET,

@@ -63,7 +63,7 @@ QUESTIONS: dict[str, Callable[[Run], object]] = {
     "metrics": lambda run: run.metrics(),
     "steps": lambda run: run.steps(),
     "events": lambda run: run.events(),
-    "cost": lambda run: run.cost(),
+    "cost": lambda run: run.overhead(),
     "dependencies": lambda run: run.named().graphs(),
     "graph": lambda run: run.graph(),
     "findings": lambda run: asdict(check(run.path)),

@@ -17,7 +17,7 @@ from layerscope.store.folder import create
 from layerscope.store.traces import StoredTrace, write_pass
 from layerscope.store.writer import FolderSink
 from tests.store.runs import put_named, put_steps, summaries
-from tests.viz.graphs import transformer
+from tests.views.graphs import transformer
 
 ROLL_BYTES = 4_000  # several segments of each table
 

@@ -16,7 +16,7 @@ from layerscope.graph.place import place
 from layerscope.model.trace_record import TraceRecord
 from layerscope.views.draw.picture import orderings
 from layerscope.views.nested_graph import NOTHING, group_order
-from tests.viz import graphs
+from tests.views import graphs
 
 FILE = Path(__file__).parent / "placing.json"
 DIGITS = 6

@@ -91,7 +91,7 @@ def test_a_matrix_is_what_the_table_of_statistics_holds(run: RunTables, stat: st
     assert cell(found, "b", 5)[1] == MISSING
 
 
-def test_own_statistics_are_there_where_they_were_given(run: RunTables) -> None:
+def test_custom_statistics_are_there_where_they_were_given(run: RunTables) -> None:
     found = matrix(run.reader, Question("output", "sparsity"))
     assert [cell(found, "a", step) for step in (0, 5)] == [(0.0, VALUE), (1.25, VALUE)]
     assert cell(found, "b", 2)[1] == MISSING

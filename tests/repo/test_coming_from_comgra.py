@@ -55,7 +55,7 @@ def test_the_minimal_example_records_its_four_tensors_every_ten_steps(runs: Path
     assert named.steps()["step"] == list(range(0, 100, 10))
     graph = named.graph(90, 1)
     assert graph is not None
-    parts = {node.name: node.part for node in graph.nodes}
+    parts = {node.name: node.type for node in graph.nodes}
     assert parts == {
         "inputs": TensorType.INPUT,
         "outputs": TensorType.INTERMEDIATE,

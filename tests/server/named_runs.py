@@ -1,4 +1,4 @@
-"""Run folders with named tensors: a recurrent network with made up numbers, its graphs as in `tests.viz.naming`."""
+"""Run folders with named tensors: a recurrent network with made up numbers, its graphs as in `tests.views.naming`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from layerscope.model.records import (
 from layerscope.store.folder import create
 from layerscope.store.writer import FolderSink
 from tests.server.runs import summaries
-from tests.viz.naming import BATCH, FIRST, INITIAL, KEPT, LAST
+from tests.views.naming import BATCH, FIRST, INITIAL, KEPT, LAST
 
 LOSSES = ("loss_a", "loss_b")
 TYPES = {"long": 3, "short": 2}  # iterations
@@ -53,7 +53,7 @@ class NamedWriting:
         graphs = [self._numbers["initial"], *[self._numbers["first"]] * (last - 1), self._numbers["last"]]
         for iteration, graph in enumerate((INITIAL, *[FIRST] * (last - 1), LAST)):
             for node in graph.nodes:
-                if node.part is not TensorType.PARAMETER or iteration == 1:
+                if node.type is not TensorType.PARAMETER or iteration == 1:
                     self._node(step, node, iteration)
         for name, at in (("loss", 1.0), ("accuracy/near", 0.5), ("accuracy/far", 0.2)):
             self.sink.put(Metric(step, name, at * self._scale / (step + 1), 1.7e9 + step, type_))
@@ -65,12 +65,12 @@ class NamedWriting:
         for role, shape in node.roles:
             rng = np.random.default_rng([step, iteration, len(node.name), len(role)])
             whole = rng.normal(step / 50, self._scale, shape)
-            if node.part is TensorType.PARAMETER:
+            if node.type is TensorType.PARAMETER:
                 self._put(step, Series(f"{node.name}.{role}", "weight", *_ordinary(Kind.WEIGHT, shape)), whole)
                 continue
             site = named_site(node.name, iteration)
             self._put(step, Series(site, role or ONLY_ROLE, *_ordinary(Kind.TENSOR, shape)), whole, keeps=True)
-            if node.part is not TensorType.TARGET:
+            if node.type is not TensorType.TARGET:
                 for loss in LOSSES:
                     port = gradient_port(role, loss)
                     self._put(step, Series(site, port, *_ordinary(Kind.TENSOR_GRAD, shape)), -whole, keeps=True)

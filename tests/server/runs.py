@@ -57,7 +57,7 @@ class Writing:
         self.sink.put(Metric(step, "loss", value, float(step)))
 
     def own(self, step: int, name: str, value: float) -> None:
-        """Write an own statistic of a step, and nothing else."""
+        """Write an custom statistic of a step, and nothing else."""
         self.sink.put(CustomStatistics(step, np.array([self.series], np.int32), (name,), np.array([value])))
 
     def note(self, step: int, text: str) -> None:

@@ -15,7 +15,7 @@ from layerscope.server import app, wire
 from layerscope.server import one_file as module
 from layerscope.server.one_file import OfflineApi, report
 from tests.server.runs import write_run
-from tests.viz.test_html import INDEX, unpacked
+from tests.views.test_html import INDEX, unpacked
 
 
 @pytest.fixture(autouse=True)

@@ -74,7 +74,7 @@ def test_sites_come_with_everything_that_tells_series_apart(client: TestClient) 
     assert sites["stats"] == list(derived.STATS)
     (series,) = sites["series"]
     assert (series["site"], series["port"], series["kind"], series["mode"]) == ("layer", "output.0", "output", "train")
-    assert (series["dtype"], series["reading"], series["shape"]) == ("float64", "forward", [500])
+    assert (series["dtype"], series["phase"], series["shape"]) == ("float64", "forward", [500])
 
 
 def test_a_statistic_equals_numpys(client: TestClient) -> None:

@@ -104,7 +104,7 @@ def test_a_node_of_another_iteration_is_told_where_it_is(client: TestClient) -> 
     assert found["stat_names"] == []
     assert "not in iteration 1" in found["lacking"]
     assert "in iteration 3" in found["lacking"]
-    assert found["graph"]["parts"][found["graph"]["names"].index("loss")] == "absent"
+    assert found["graph"]["types"][found["graph"]["names"].index("loss")] == "absent"
 
 
 def test_a_tensor_without_a_gradient_says_so(client: TestClient) -> None:

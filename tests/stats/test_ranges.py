@@ -12,7 +12,7 @@ from layerscope.model.number_formats import BYTES, RANGES, Range, lost
 from layerscope.model.records import Floats
 from layerscope.stats import derived
 from layerscope.views.scales import magnitudes
-from tests.viz.histories import history_of
+from tests.views.histories import history_of
 
 IN_TORCH = [name for name in RANGES if hasattr(torch, name)]
 

@@ -87,16 +87,16 @@ def test_the_arena_keeps_what_it_has_when_it_grows_and_forgets_it_when_it_starts
 
 def test_a_sample_with_a_nan_has_the_same_statistics_at_every_depth(tmp_path: Path) -> None:
     x = torch.from_numpy(holed(7))
-    with ls.watch(None, to=tmp_path / "run", every=1, depth=ls.Depth(samples=6)) as run:
-        for depth in ("statistics", "samples", "all"):
-            run.record(depth, x, depth=depth)
+    with ls.watch(None, to=tmp_path / "run", every=1, detail=ls.Detail(samples=6)) as run:
+        for detail in ("statistics", "samples", "all"):
+            run.record(detail, x, detail=detail)
         run.record("second", x[1], batch_dim=None)
         run.step()
     named = ls.open(tmp_path / "run").named()
     for sample in range(6):
         told = named.statistics(step=0, name="statistics", sample=sample)
-        for depth in ("samples", "all"):
-            kept = named.statistics(step=0, name=depth, sample=sample)
+        for detail in ("samples", "all"):
+            kept = named.statistics(step=0, name=detail, sample=sample)
             assert {name: kept[name] for name in told} == pytest.approx(told, rel=1e-9, nan_ok=True)
     summary = named.statistics(step=0, name="second")
     told = named.statistics(step=0, name="statistics", sample=1)

@@ -83,12 +83,12 @@ def summaries(step: int, ids: Sequence[int], *, alias: Sequence[int] | None = No
 
 
 def value_at(series: int, step: int, name: str) -> float:
-    """The own statistic of a row."""
+    """The custom statistic of a row."""
     return series * 10.0 + step / 8 + len(name)
 
 
 def extras(step: int, ids: Sequence[int], names: Sequence[str] = ("own", "other")) -> CustomStatistics:
-    """Own statistics of some series at one step, one row for each series and name."""
+    """Custom statistics of some series at one step, one row for each series and name."""
     pairs = [(number, name) for number in ids for name in names]
     values = np.array([value_at(number, step, name) for number, name in pairs])
     return CustomStatistics(
@@ -102,7 +102,7 @@ def cost_at(step: int) -> Overhead:
 
 
 def put_steps(sink: FolderSink, steps: Sequence[int], width: int = 3, salt: float = 0.0) -> list[int]:
-    """Puts some steps of the first `width` series, with own statistics, metric and cost; gives the series numbers."""
+    """Puts some steps of the first `width` series, with custom statistics, metric and cost; gives the series numbers."""
     ids = [sink.series_id(series_at(place)) for place in range(width)]
     for step in steps:
         sink.put(summaries(step, ids, salt=salt))
@@ -193,11 +193,11 @@ def check_numbers(reader: Reader) -> list[tuple[int, int, int, int]]:
     for row in reader.metrics(history=True).to_pylist():
         assert row["value"] == 1.0 / (row["step"] + 1)
         assert row["time_s"] == 100.0 + row["step"]
-    found_extras = reader.extras(history=True).to_pylist()
+    found_extras = reader.custom_statistics(history=True).to_pylist()
     assert len({tuple(row.values()) for row in found_extras}) == len(found_extras)
     for row in found_extras:
         assert row["value"] == value_at(row["series"], row["step"], row["name"])
-    for row in reader.costs(history=True).to_pylist():
+    for row in reader.overhead(history=True).to_pylist():
         assert Overhead(**{name: row[name] for name in Overhead.__slots__}) == cost_at(row["step"])
     for row in reader.series().to_pylist():
         assert row["site"] in (f"layer.{row['shape'][0]}", f"n{row['shape'][0]}")

@@ -88,7 +88,7 @@ def test_many_records_that_cannot_be_stored_are_told_once_and_counted_all(tmp_pa
 def test_a_series_that_cannot_be_stored_costs_only_its_own_rows(tmp_path: Path) -> None:
     sink = FolderSink(create(tmp_path / "run"))
     good = series_at(0)
-    bad = Series("bad", good.port, good.kind, good.mode, good.reading, good.dtype, (2, not_plain()))
+    bad = Series("bad", good.port, good.kind, good.mode, good.phase, good.dtype, (2, not_plain()))
     numbers = [sink.series_id(good), sink.series_id(bad)]
     sink.put(summaries(0, numbers), Metric(0, "loss", 1.0, 0.0))
     with pytest.warns(LayerscopeWarning, match="a record of series output of 'bad'"):
@@ -103,7 +103,7 @@ def test_a_series_that_cannot_be_stored_costs_only_its_own_rows(tmp_path: Path) 
 def test_lone_surrogates_are_stored_as_escapes_that_keep_names_apart(tmp_path: Path) -> None:
     sink = FolderSink(create(tmp_path / "run"))
     like = series_at(0)
-    series = Series(LONE, LONE, like.kind, like.mode, like.reading, like.dtype, ())
+    series = Series(LONE, LONE, like.kind, like.mode, like.phase, like.dtype, ())
     sink.put(summaries(0, [sink.series_id(series)]))
     sink.put(Metric(0, LONE, 1.0, 0.0), Metric(0, "a\udc81b", 2.0, 0.0), Event(0, "note", LONE, 0.0))
     sink.put(CallGraph((ModuleNode(LONE, "é", 0, LONE),)))
@@ -122,7 +122,7 @@ def test_lone_surrogates_are_stored_as_escapes_that_keep_names_apart(tmp_path: P
 
 def test_a_resumed_run_knows_a_series_with_a_lone_surrogate_again(tmp_path: Path) -> None:
     like = series_at(0)
-    series = Series(LONE, "output.0", like.kind, like.mode, like.reading, like.dtype, ())
+    series = Series(LONE, "output.0", like.kind, like.mode, like.phase, like.dtype, ())
     numbers = []
     for _ in range(2):
         sink = FolderSink(create(tmp_path / "run", resume=True))

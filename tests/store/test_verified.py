@@ -32,7 +32,7 @@ from layerscope.store.traces import StoredTrace, read_pass, write_pass
 from layerscope.store.writer import FolderSink
 from tests.damage.signing import chunks, frames, sign_part, sign_segment
 from tests.store.runs import ROOT, check_numbers, forge, put_named, put_steps, start
-from tests.viz import graphs
+from tests.views import graphs
 
 Harm = Callable[[Path], object]
 
@@ -85,7 +85,7 @@ def test_a_flipped_bit_anywhere_in_a_segment_costs_its_batch_and_no_other(tmp_pa
         assert ["r0-s2-000001.arrow is damaged" in problem for problem in reader.damage()] == [True]
 
 
-@pytest.mark.parametrize("table", ["metrics", "series", "extras", "values", "steps", "dependencies"])
+@pytest.mark.parametrize("table", ["metrics", "series", "custom_statistics", "values", "steps", "dependencies"])
 def test_flipped_bits_in_segments_end_no_process(tmp_path: Path, table: str) -> None:
     run = recorded(tmp_path / "run")
     path = run / f"segments/{table}/r0-s1-000001.arrow"

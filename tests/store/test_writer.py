@@ -108,23 +108,23 @@ def steps_waiting(backlog: WriteQueue) -> dict[str, list[int]]:
 def test_the_backlog_drops_values_then_bits_then_extras_then_moments_and_never_metrics_or_costs() -> None:
     step, metric, own, cost = summaries(0, range(50)), Metric(0, "loss", 1.0, 0.0), extras(0, [1, 2]), cost_at(0)
     moments, bits = size_of("moments", step), size_of("bits", step)
-    small = size_of("metrics", metric) + size_of("costs", cost) + size_of("extras", own)
+    small = size_of("metrics", metric) + size_of("overhead", cost) + size_of("custom_statistics", own)
     backlog = WriteQueue(small + 3 * moments + 2 * bits - 1)
     backlog.add(metric)
     backlog.add(cost)
     backlog.add(own)
     backlog.add(TensorValues.one(0, 0, NO_SAMPLES, np.zeros(moments // 8 - 25)))
     backlog.add(summaries(1, range(50)))
-    assert steps_waiting(backlog) == {**NONE, "values": [0], "bits": [1], "extras": [0], "moments": [1]}
+    assert steps_waiting(backlog) == {**NONE, "values": [0], "bits": [1], "custom_statistics": [0], "moments": [1]}
     backlog.add(summaries(2, range(50)))
-    assert steps_waiting(backlog) == {**NONE, "bits": [1, 2], "extras": [0], "moments": [1, 2]}
+    assert steps_waiting(backlog) == {**NONE, "bits": [1, 2], "custom_statistics": [0], "moments": [1, 2]}
     backlog.add(summaries(3, range(50)))
-    assert steps_waiting(backlog) == {**NONE, "bits": [3], "extras": [0], "moments": [1, 2, 3]}
+    assert steps_waiting(backlog) == {**NONE, "bits": [3], "custom_statistics": [0], "moments": [1, 2, 3]}
     backlog.add(summaries(4, range(50)))
-    assert steps_waiting(backlog) == {**NONE, "bits": [], "extras": [], "moments": [2, 3, 4]}
+    assert steps_waiting(backlog) == {**NONE, "bits": [], "custom_statistics": [], "moments": [2, 3, 4]}
     left = backlog.take(0).items
-    assert (left["metrics"], left["costs"]) == ([metric], [cost])
-    assert backlog.dropped == {"values": 1, "sample_stats": 0, "bits": 200, "extras": 4, "moments": 50}
+    assert (left["metrics"], left["overhead"]) == ([metric], [cost])
+    assert backlog.dropped == {"values": 1, "sample_stats": 0, "bits": 200, "custom_statistics": 4, "moments": 50}
 
 
 def test_the_oldest_of_a_table_is_dropped_first() -> None:
@@ -143,9 +143,9 @@ def test_metrics_costs_and_events_are_kept_however_full_the_queue_is(tmp_path: P
     sink.put(value(3))
     sink.close()
     reader = Reader(tmp_path / "run")
-    assert reader.metrics().num_rows == reader.costs().num_rows == 20
-    assert reader.moments().num_rows == reader.extras().num_rows == 0
-    assert sink.dropped == {"values": 1, "sample_stats": 0, "bits": 60, "extras": 80, "moments": 60}
+    assert reader.metrics().num_rows == reader.overhead().num_rows == 20
+    assert reader.moments().num_rows == reader.custom_statistics().num_rows == 0
+    assert sink.dropped == {"values": 1, "sample_stats": 0, "bits": 60, "custom_statistics": 80, "moments": 60}
     events = reader.events().to_pylist()
     assert "kept" in [event["text"] for event in events]
     told = " ".join(event["text"] for event in events if event["level"] == "drop")

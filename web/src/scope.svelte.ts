@@ -28,7 +28,7 @@ const PLACES = [
   "mode",
   "context",
   "dtype",
-  "reading",
+  "phase",
   "trace",
   "op",
   "within",

@@ -19,7 +19,7 @@ test("an address restores the selection it was made from", () => {
     site: "<b>h.0</b>",
     kind: "weight_grad",
     dtype: "bfloat16",
-    reading: "step",
+    phase: "step",
     stat: "std",
     axis: "symlog" as const,
     log: true,
@@ -36,7 +36,7 @@ test("a broken address gives the start", () => {
   expect(parsed("#axis=round&step=1e9&first=x&log=yes")).toEqual(START);
 });
 
-function series(number: number, dtype: string, reading = "forward", port = "output.0"): SeriesEntry {
+function series(number: number, dtype: string, phase = "forward", port = "output.0"): SeriesEntry {
   return {
     series: number,
     rank: 0,
@@ -46,7 +46,7 @@ function series(number: number, dtype: string, reading = "forward", port = "outp
     mode: "train",
     context: "",
     dtype,
-    reading,
+    phase,
     local: "",
     shape: [],
   };
@@ -59,16 +59,16 @@ const VARIANTS = [
   series(3, "float32", "forward", "output.1"),
 ];
 
-test("of series that differ in data type and reading alone the newest is shown first", () => {
+test("of series that differ in data type and phase alone the newest is shown first", () => {
   expect(seriesFor(VARIANTS, START)?.series).toBe(2);
   expect(seriesFor(VARIANTS, { ...START, port: "output.1" })?.series).toBe(3);
   expect(variantsOf(VARIANTS, series(0, "float32")).map((entry) => entry.series)).toEqual([0, 1, 2]);
 });
 
-test("every data type and reading can be chosen, and one that a site lacks gives the newest", () => {
-  for (const { series: number, dtype, reading } of VARIANTS.slice(0, 3))
-    expect(seriesFor(VARIANTS, { ...START, dtype, reading })?.series).toBe(number);
-  expect(seriesFor(VARIANTS, { ...START, dtype: "float16", reading: "backward" })?.series).toBe(2);
+test("every data type and phase can be chosen, and one that a site lacks gives the newest", () => {
+  for (const { series: number, dtype, phase } of VARIANTS.slice(0, 3))
+    expect(seriesFor(VARIANTS, { ...START, dtype, phase })?.series).toBe(number);
+  expect(seriesFor(VARIANTS, { ...START, dtype: "float16", phase: "backward" })?.series).toBe(2);
   expect(seriesFor([], START)).toBeNull();
 });
 

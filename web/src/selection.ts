@@ -15,9 +15,9 @@ export interface Selection {
   mode: string | null;
   /** Of forwards inside `run.context(name)`; "" for those outside any. */
   context: string | null;
-  /** Of several data types or readings of one tensor; the newest when null. */
+  /** Of several data types or phases of one tensor; the newest when null. */
   dtype: string | null;
-  reading: string | null;
+  phase: string | null;
   rank: number;
   stat: string;
   axis: AxisKind;
@@ -102,7 +102,7 @@ export const START: Readonly<Selection> = {
   mode: null,
   context: null,
   dtype: null,
-  reading: null,
+  phase: null,
   rank: 0,
   stat: "rms",
   axis: "linear",
@@ -160,7 +160,7 @@ const TEXTS = [
   "mode",
   "context",
   "dtype",
-  "reading",
+  "phase",
   "stat",
   "format",
   "metric",
@@ -250,7 +250,7 @@ export function fragment(selection: Selection): string {
   return `#${out.toString()}`;
 }
 
-/** Series that are told apart by data type and reading alone, oldest first. */
+/** Series that are told apart by data type and phase alone, oldest first. */
 export function variantsOf(series: readonly SeriesEntry[], of: SeriesEntry): SeriesEntry[] {
   const same = ["site", "port", "kind", "mode", "context", "rank"] as const;
   return series.filter((entry) => same.every((name) => entry[name] === of[name]));
@@ -304,7 +304,7 @@ export function seriesFor(series: readonly SeriesEntry[], selection: Selection):
   if (found === null) return null;
   const variants = variantsOf(series, found);
   const agreeing = (entry: SeriesEntry) =>
-    (entry.dtype === selection.dtype ? 2 : 0) + (entry.reading === selection.reading ? 1 : 0);
+    (entry.dtype === selection.dtype ? 2 : 0) + (entry.phase === selection.phase ? 1 : 0);
   const most = Math.max(...variants.map(agreeing));
   return variants.filter((entry) => agreeing(entry) === most).at(-1) ?? found;
 }

@@ -12,7 +12,7 @@ function series(site: string, kind = "output"): SeriesEntry {
     mode: "train",
     context: "",
     dtype: "float32",
-    reading: "forward",
+    phase: "forward",
     local: "",
     shape: [],
   };

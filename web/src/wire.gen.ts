@@ -93,7 +93,7 @@ export interface SeriesEntry {
   readonly mode: string;
   readonly context: string;
   readonly dtype: string;
-  readonly reading: string;
+  readonly phase: string;
   readonly local: string;
   readonly shape: readonly number[];
 }
@@ -156,7 +156,7 @@ export interface Crumb {
 }
 
 /** Some parts of the graph of a trace: what `NestedGraph` says of each. */
-export interface PassParts {
+export interface TraceParts {
   readonly parts: readonly number[];
   readonly parents: readonly number[];
   readonly roles: readonly string[];
@@ -170,22 +170,22 @@ export interface PassParts {
 }
 
 /** What is in some groups, beside the modules that are known already, and the order of all that is in them. */
-export interface PassGroups {
-  readonly operations: PassParts;
+export interface TraceGroups {
+  readonly operations: TraceParts;
   readonly groups: readonly GroupOrder[];
 }
 
 /** The graph of a trace: its modules, and what is in those that are open at first, or in all if they are few. */
-export interface PassPicture {
+export interface TracePicture {
   readonly title: string;
   readonly count: number;
   readonly opened: readonly number[];
-  readonly modules: PassParts;
-  readonly inside: PassGroups;
+  readonly modules: TraceParts;
+  readonly inside: TraceGroups;
 }
 
 /** A field of operations, such as their time, by part of the graph. */
-export interface PassNumbers {
+export interface TraceNumbers {
   readonly name: string;
   readonly parts: Float64Array;
   readonly values: Float64Array;
@@ -207,7 +207,7 @@ export interface Fact {
 }
 
 /** The operations with the most of a field, such as their time. */
-export interface PassRanking {
+export interface TraceRanking {
   readonly field: string;
   readonly total: number;
   readonly operations: readonly OperationLink[];
@@ -215,9 +215,9 @@ export interface PassRanking {
 }
 
 /** What a trace is made of. */
-export interface PassOverview {
+export interface TraceOverview {
   readonly facts: readonly Fact[];
-  readonly rankings: readonly PassRanking[];
+  readonly rankings: readonly TraceRanking[];
 }
 
 /** A line of the call stack, with the code around it where that was kept. */
@@ -430,7 +430,7 @@ export interface DependencyView {
   readonly labels: readonly string[];
   readonly seconds: readonly string[];
   readonly details: readonly string[];
-  readonly parts: readonly string[];
+  readonly types: readonly string[];
   readonly back: readonly number[];
   readonly boxes: Float64Array;
   readonly has_parents: readonly boolean[];

@@ -141,7 +141,7 @@ def show(options: argparse.Namespace) -> int:
         if options.sql:
             content = run.sql(options.sql)
         else:
-            stat = options.stat or (*TELLING, *run.own_statistics)
+            stat = options.stat or (*TELLING, *run.custom_statistics)
             content = run.stats(options.sites or "*", kind=options.kind, stat=stat, context=options.context)
             for column in ("context", "local"):
                 if not any(content[column]):

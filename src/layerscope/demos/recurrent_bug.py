@@ -69,14 +69,14 @@ def judged(network: Network, sequences: Tensor, run: Recorder) -> tuple[Tensor, 
     total = sums[:, -1]
     for place, numbers in enumerate(sequences.unbind(dim=1)):
         with run.iteration():
-            memory = network.read(run.record("input", numbers, part="input"), memory, run)
+            memory = network.read(run.record("input", numbers, type="input"), memory, run)
             run.record("helper_partial_sums", sums[:, place], role="so far")
             run.record("helper_partial_sums", total - sums[:, place], role="to come")
             if place == sequences.shape[1] - 1:
                 output = network.answer(memory, run)
-                target = run.record("target", (total > 0).float(), part="target")
+                target = run.record("target", (total > 0).float(), type="target")
                 losses = nn.functional.binary_cross_entropy(output, target, reduction="none")
-                loss = run.record("loss", run.record("loss_per_sample", losses).mean(), part="loss")
+                loss = run.record("loss", run.record("loss_per_sample", losses).mean(), type="loss")
     right, hard = (output > 0.5) == (total > 0), total.abs() < NEAR_ZERO
     accuracy = {"accuracy/sum near 0": right[hard], "accuracy/other": right[~hard], "accuracy/all": right}
     return loss, {name: each.float().mean() for name, each in accuracy.items()}

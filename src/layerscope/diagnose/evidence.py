@@ -39,7 +39,7 @@ class SeriesInfo:
     site: str
     port: str
     kind: Kind
-    reading: str
+    phase: str
     dtype: str
     shape: tuple[int, ...]
     number: int  # of its first series: they are numbered in the order in which they were first seen
@@ -154,10 +154,10 @@ class RunEvidence:
         return self._known[kind]
 
     def own(self, kind: Kind, name: str) -> KindHistories:
-        """One own statistic of a kind, thinned out."""
+        """One custom statistic of a kind, thinned out."""
         steps = _thinned(self.steps)
         chosen = self._chosen(kind)
-        table = self.reader.extras(np.array([row["series"] for row in chosen], np.int32), steps, [name])
+        table = self.reader.custom_statistics(np.array([row["series"] for row in chosen], np.int32), steps, [name])
         return _matrices(table.append_column(name, table.column("value")), chosen, steps, (name,))
 
     def sampled(self, kind: Kind) -> list[str]:
@@ -204,9 +204,9 @@ def _matrices(table: pa.Table, series: list[dict[str, Any]], steps: Ints, column
     most = 1 + max((row["series"] for row in series), default=0)
     row_of = np.full((1 + max((*(row["rank"] for row in series), ranks.max(initial=0)))) * most, -1, np.int64)
     for row in series:
-        key = tuple(row[name] for name in ("rank", "site", "port", "reading", "context"))
+        key = tuple(row[name] for name in ("rank", "site", "port", "phase", "context"))
         number, shape = row["series"], tuple(row["shape"])
-        names = (row["site"], row["port"], Kind(row["kind"]), row["reading"], row["dtype"])
+        names = (row["site"], row["port"], Kind(row["kind"]), row["phase"], row["dtype"])
         place = SeriesInfo(*names, shape, number, row["whole"], row["context"])
         row_of[row["rank"] * most + number] = places.setdefault(key, (len(places), place))[0]
     at = row_of[ranks * most + values(table["series"])]

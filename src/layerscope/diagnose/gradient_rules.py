@@ -129,7 +129,7 @@ def _profile(what: str, found: KindHistories, sizes: Floats, order: dict[str, in
 def applied(recording: RunEvidence) -> KindHistories:
     """Gradients of weights as an optimizer applied them; all of them where none was seen."""
     found = recording.histories(Kind.WEIGHT_GRAD)
-    seen = [place.reading == Phase.OPTIMIZER.value for place in found.places]
+    seen = [place.phase == Phase.OPTIMIZER.value for place in found.places]
     return found.where(seen) if any(seen) else found
 
 

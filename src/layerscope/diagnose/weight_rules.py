@@ -83,8 +83,8 @@ def stuck_weights(recording: RunEvidence) -> Iterator[Finding]:
         return
     rows: dict[Case, list[int]] = {}
     for row in np.flatnonzero(still & whole).tolist():
-        largest, reading = gradients.get(weights.places[row].site, (None, ""))
-        case = UNSEEN if largest is None else LOST if reading == Phase.OPTIMIZER.value else FORGOTTEN
+        largest, phase = gradients.get(weights.places[row].site, (None, ""))
+        case = UNSEEN if largest is None else LOST if phase == Phase.OPTIMIZER.value else FORGOTTEN
         if largest == 0 or (case is LOST and _needless(weights.places[row].site, gradients)):
             continue  # 0 is a rule of its own
         if case is not UNSEEN or not still.all():  # do others learn?
@@ -132,8 +132,8 @@ def _gradient_by_site(recording: RunEvidence) -> dict[str, tuple[float, str]]:
     largest = np.nanmax(np.nan_to_num(found.moments["sum2"]), axis=1, initial=0.0)
     result: dict[str, tuple[float, str]] = {}
     for place, size in zip(found.places, largest, strict=True):
-        if place.site not in result or place.reading == Phase.OPTIMIZER.value:
-            result[place.site] = (float(size), place.reading)
+        if place.site not in result or place.phase == Phase.OPTIMIZER.value:
+            result[place.site] = (float(size), place.phase)
     return result
 
 

@@ -75,7 +75,7 @@ class Series:
     port: str
     kind: Kind
     mode: Mode
-    reading: Phase
+    phase: Phase
     dtype: str
     shape: tuple[int, ...] = field(default=(), compare=False)  # as first seen
     context: str = ""  # `run.context(name)` around the forward, nested names joined by "/"
@@ -112,7 +112,7 @@ class CustomStatistics:
 
 @dataclass(frozen=True, slots=True)
 class Overhead:
-    """What recording one step cost."""
+    """Time and bytes that recording one step took."""
 
     step: int
     step_s: float  # from the end of the step before to the end of this one, recording included
@@ -241,7 +241,7 @@ class NamedNode:
     """A name in the dependency graph, with the tensors that go by it."""
 
     name: str
-    part: TensorType
+    type: TensorType
     roles: tuple[tuple[str, tuple[int, ...]], ...]  # role and shape; the role of a single tensor is ""
 
 

@@ -264,7 +264,7 @@ def _joined(arrays: list[Numbers]) -> Numbers:
 
 def _own_statistic(reader: Reader, question: Question) -> Matrix:
     tensors, column_of = _columns(reader, question)
-    table = reader.extras(np.flatnonzero(column_of >= 0), None, [question.stat])
+    table = reader.custom_statistics(np.flatnonzero(column_of >= 0), None, [question.stat])
     table = table.filter(pa.array(values(table["rank"]) == question.rank))
     own, step = values(table["value"]), values(table["step"])
     steps = _distinct(step)

@@ -45,7 +45,7 @@ def answer(query: str, views: Mapping[str, Callable[[], Table]]) -> pa.Table:
 
 
 class RunInfo:
-    """A run folder: `series()`, `steps()`, `metrics()`, `events()`, `cost()`, `graph()`, `named()`."""
+    """A run folder: `series()`, `steps()`, `metrics()`, `events()`, `overhead()`, `graph()`, `named()`."""
 
     def __init__(self, path: str | Path, *, lately: RowGroupCache | None = None) -> None:
         self._reader = Reader(Path(path), lately)
@@ -106,9 +106,9 @@ class RunInfo:
         """Notes, warnings and drops, in the order in which they happened."""
         return Table(self._reader.events())
 
-    def cost(self) -> Table:
+    def overhead(self) -> Table:
         """What recording took of each recorded step: seconds, their share of the step, tensors and bytes."""
-        table = self._reader.costs()
+        table = self._reader.overhead()
         whole, part = tables.floats(table, "step_s"), tables.floats(table, "recording_s")
         share = pa.array(np.divide(part, whole, where=whole > 0, out=np.zeros(len(whole))), mask=~(whole > 0))
         columns = ("step", "step_s", "recording_s", "summaries", "bytes", "rank")
@@ -135,7 +135,7 @@ class History:
     steps: Ints
     moments: dict[str, Floats]
     bits: derived.EncodedRows
-    own: Mapping[str, tuple[Ints, Floats]] = field(default_factory=dict)  # steps and values of own statistics
+    own: Mapping[str, tuple[Ints, Floats]] = field(default_factory=dict)  # steps and values of custom statistics
 
     def stat(self, name: str) -> Floats:
         """One built-in statistic over the steps."""
@@ -179,14 +179,14 @@ class RunTables(RunInfo):
     """
 
     @property
-    def own_statistics(self) -> tuple[str, ...]:
+    def custom_statistics(self) -> tuple[str, ...]:
         """The names of the statistics that the user added."""
         return tuple(name for name in self._reader.extra_names if name.lower() not in derived.RESERVED)
 
     @property
     def statistics(self) -> tuple[str, ...]:
         """The names of all statistics of the run: the built-in ones, then the user's own."""
-        return *derived.STATS, *self.own_statistics
+        return *derived.STATS, *self.custom_statistics
 
     def stats(
         self,
@@ -208,12 +208,14 @@ class RunTables(RunInfo):
         chosen = self._chosen(sites, kind, mode, context)
         numbers, own = tables.numbers(chosen), [name for name in names if name not in derived.STATS]
         needed = tables.columns_for([name for name in names if name in derived.STATS])
-        extras = self._reader.extras(numbers, steps, own) if own else None  # first: they are written after moments
+        custom = (
+            self._reader.custom_statistics(numbers, steps, own) if own else None
+        )  # first: they are written after moments
         read = self._reader.moments(numbers, steps, needed) if needed or not own else None
         if read is not None and tables.has_left_range(read):
             read = self._reader.moments(numbers, steps, [*dict.fromkeys((*needed, *summary_spec.SUMS[2:]))])
-        if extras is not None:
-            read = tables.with_extras(read, extras, own)
+        if custom is not None:
+            read = tables.with_extras(read, custom, own)
         read, identity, _ = tables.named(read, chosen)
         return Table(tables.assembled(read, identity, tables.statistics(read, names)))
 
@@ -303,16 +305,16 @@ class RunTables(RunInfo):
         return Table(tables.assembled(read, identity, tables.kept(read)))
 
     def sql(self, query: str) -> Table:
-        """The answer to an SQL query over `stats`, `exponents`, `series`, `steps`, `metrics`, `events` and `costs`."""
+        """The answer to an SQL query over `stats`, `exponents`, `series`, `steps`, `metrics`, `events` and `overhead`."""
         views = {name: getattr(self, name) for name in ("stats", "exponents", "series", "steps", "metrics", "events")}
-        return Table(answer(query, {**views, "costs": self.cost}))
+        return Table(answer(query, {**views, "overhead": self.overhead}))
 
     def history(self, series: int, rank: int = 0) -> History:
         """Every summary of one series, given by its number in `series()`."""
         table = self._reader.series()
         chosen = table.filter(pa.array((tables.ints(table, "series") == series) & (tables.ints(table, "rank") == rank)))
         read, _, _, bits = self._summaries(chosen, None)
-        own = self._reader.extras(tables.numbers(chosen))
+        own = self._reader.custom_statistics(tables.numbers(chosen))
         own = own.filter(pa.array(tables.ints(own, "rank") == rank))
         return History(tables.ints(read, "step"), tables.moments_of(read), bits, tables.curves_by_name(own))
 

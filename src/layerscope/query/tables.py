@@ -188,21 +188,21 @@ def named(rows: pa.Table, series: pa.Table) -> tuple[pa.Table, pa.Table, Ints]:
     return rows.take(pa.array(order)), series.take(pa.array(at[order])), at[order]
 
 
-def with_extras(moments: pa.Table | None, extras: pa.Table, names: list[str]) -> pa.Table:
-    """The rows of moments with own statistics as further columns, null where a row has none.
+def with_extras(moments: pa.Table | None, custom: pa.Table, names: list[str]) -> pa.Table:
+    """The rows of moments with custom statistics as further columns, null where a row has none.
 
-    A row that has own statistics but no moments, because they were dropped or not asked for, is there too.
+    A row that has custom statistics but no moments, because they were dropped or not asked for, is there too.
     """
     fields = ("rank", "series", "step")
-    theirs, values = key_columns(extras, fields), floats(extras, "value")
-    table = extras.select(KEYS).slice(0, 0) if moments is None else moments
+    theirs, values = key_columns(custom, fields), floats(custom, "value")
+    table = custom.select(KEYS).slice(0, 0) if moments is None else moments
     at = places(theirs, key_columns(table, fields))
     if (at < 0).any():
         last = places(theirs, theirs) == np.arange(len(at))  # several names share a row
-        alone = extras.select(KEYS).filter(pa.array((at < 0) & last))
+        alone = custom.select(KEYS).filter(pa.array((at < 0) & last))
         table = pa.concat_tables([table, alone], promote_options="default")
         at = places(theirs, key_columns(table, fields))
-    rows = rows_of_each(extras, "name")
+    rows = rows_of_each(custom, "name")
     none = np.zeros(0, np.int64)
     found = {name: rows.get((name,), none) for name in names}
     added = {name: _placed(len(table), at[mine], values[mine]) for name, mine in found.items()}
@@ -233,7 +233,7 @@ def curves(table: pa.Table, *columns: str) -> dict[tuple[str, ...], tuple[Ints, 
 
 
 def curves_by_name(table: pa.Table) -> dict[str, tuple[Ints, Floats]]:
-    """Steps and values of each metric, or of each own statistic of one series."""
+    """Steps and values of each metric, or of each custom statistic of one series."""
     return {name: curve for (name,), curve in curves(table, "name").items()}
 
 

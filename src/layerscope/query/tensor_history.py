@@ -118,15 +118,15 @@ class Statistics:
 
     def _of(self, number: int) -> TensorHistory:
         block = number // self._width
-        moments, extras = (_of_series(table, number) for table in self._blocks.get_or(block, lambda: self._read(block)))
-        curves = tables.curves_by_name(extras)
+        moments, custom = (_of_series(table, number) for table in self._blocks.get_or(block, lambda: self._read(block)))
+        curves = tables.curves_by_name(custom)
         beside = {name: curves[name] for name in (*BATCH_STATISTICS, SINGULAR_MAX, *curves) if name in curves}
         return TensorHistory(tables.ints(moments, "step"), tables.moments_of(moments), beside)
 
     def _read(self, block: int) -> tuple[pa.Table, pa.Table]:
         numbers = np.arange(block * self._width, (block + 1) * self._width)
-        extras = of_rank(self._reader.extras(numbers), self._rank)  # first: they are written after moments
-        return of_rank(self._reader.moments(numbers), self._rank), extras
+        custom = of_rank(self._reader.custom_statistics(numbers), self._rank)  # first: they are written after moments
+        return of_rank(self._reader.moments(numbers), self._rank), custom
 
 
 class ValueBlock:

@@ -126,5 +126,5 @@ def _iteration(wish: int | None, there: tuple[int, ...], told: list[str]) -> int
 
 def _first_node(graph: Dependencies) -> str:
     """A node to begin with: the loss, which everything leads to."""
-    by_part = sorted(graph.nodes, key=lambda node: node.part.value != "loss")
+    by_part = sorted(graph.nodes, key=lambda node: node.type.value != "loss")
     return by_part[0].name if by_part else ""

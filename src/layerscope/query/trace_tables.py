@@ -45,7 +45,7 @@ def stack_of(record: TraceRecord, operation: int, code: Code | None) -> Iterator
         frames, around = record.calls[around].frames, record.calls[around].parent
 
 
-def pass_table(record: TraceRecord, naming: Naming, relations: Relations) -> Table:
+def operations_table(record: TraceRecord, naming: Naming, relations: Relations) -> Table:
     """One row per operation: names, place in the graph, shapes, costs, circumstances."""
     operations = record.operations
     from_input, to_output = relations.from_input, relations.to_output

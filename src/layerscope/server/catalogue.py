@@ -311,7 +311,7 @@ def step_range(run: RunTables, metric_steps: Ints) -> tuple[int, int] | None:
     last = run.last_step
     if last is None:
         return None
-    small = (metric_steps, values(run.reader.costs()["step"]), values(run.reader.steps()["step"]))
+    small = (metric_steps, values(run.reader.overhead()["step"]), values(run.reader.steps()["step"]))
     starts = [int(steps.min()) for steps in small if len(steps)]
     return min(starts or [int(_steps_of_first_series(run).min(initial=last))]), last
 

@@ -44,7 +44,7 @@ class SeriesEntry:
     mode: str
     context: str  # "" for none
     dtype: str
-    reading: str
+    phase: str
     local: str  # "" for the whole tensor
     shape: tuple[int, ...]
 

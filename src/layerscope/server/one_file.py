@@ -207,7 +207,7 @@ def _gathered(content: _Content, folder: Path, start: str, most_bytes: int, *, h
     content.answers[key_of("api/runs", {})] = content.source.ask("api/runs", {})  # without it there is no page
     everything = content.plain(f"{address}/sites")
     run = content.source.catalogue.open(content.source.catalogue.title).run
-    stats = [name for name in everything["stats"] if name in (*STATS, *run.own_statistics)]
+    stats = [name for name in everything["stats"] if name in (*STATS, *run.custom_statistics)]
     for_heat_maps = round(FOR_HEAT_MAPS * most_bytes)
     for kind, mode, context in _settings(everything["series"]):
         for stat in _of_kind(stats, kind):

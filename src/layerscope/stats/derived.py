@@ -85,7 +85,7 @@ _DERIVED: dict[str, Callable[[Column], Floats]] = {
 #: Every statistic of a tensor's values, in the order in which tables show them.
 STATS = ("count", *_DERIVED, "min", "max", "abs_min", "abs_max", "zeros", "subnormal", "nan", "pos_inf", "neg_inf")
 
-#: What no statistic of the user's own may be called, in upper or lower case: tables and SQL have it already.
+#: What no custom statistic may be called, in upper or lower case: tables and SQL have it already.
 RESERVED = frozenset(
     (*STATS, *summary_spec.MOMENTS, "rank", "session", "step", "series", *(field.name for field in fields(Series)))
 )

@@ -223,10 +223,10 @@ def known_series(files: RunFiles, rank: int) -> dict[Series, int]:
         if row["rank"] != rank:
             continue
         try:
-            kind, mode, reading = Kind(row["kind"]), Mode(row["mode"]), Phase(row["reading"])
+            kind, mode, phase = Kind(row["kind"]), Mode(row["mode"]), Phase(row["phase"])
         except ValueError:
             continue  # a newer layerscope's word
-        words = (row["site"], row["port"], kind, mode, reading, row["dtype"])
+        words = (row["site"], row["port"], kind, mode, phase, row["dtype"])
         series = Series(*words, tuple(row["shape"] or ()), row["context"] or "", row["local"] or "")
         known.setdefault(series, row["series"])
     return known

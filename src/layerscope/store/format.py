@@ -15,8 +15,8 @@ from layerscope.model.records import Kind, Mode, Phase
 
 VERSION = 1
 KEPT = ("sample_stats", "values")  # of single samples: rows of any size
-BY_SERIES = ("moments", "extras", "bits", *KEPT)  # the large ones: their rows are found by series and step
-TABLES = ("series", "dependencies", *BY_SERIES, "metrics", "costs", "events", "steps")
+BY_SERIES = ("moments", "custom_statistics", "bits", *KEPT)  # the large ones: their rows are found by series and step
+TABLES = ("series", "dependencies", *BY_SERIES, "metrics", "overhead", "events", "steps")
 
 RUN = "run.json"
 LIVE = "live.json"
@@ -37,7 +37,7 @@ _SAMPLED = [("step", pa.int64()), ("series", pa.int32()), ("samples", pa.list_(p
 _COLUMNS: dict[str, list[tuple[str, pa.DataType]]] = {
     "series": [
         ("series", pa.int32()),
-        *((name, _TEXT) for name in ("site", "port", "kind", "mode", "context", "local", "reading", "dtype")),
+        *((name, _TEXT) for name in ("site", "port", "kind", "mode", "context", "local", "phase", "dtype")),
         ("shape", pa.list_(pa.int64())),
     ],
     "moments": [
@@ -48,7 +48,7 @@ _COLUMNS: dict[str, list[tuple[str, pa.DataType]]] = {
         ("merged", pa.int32()),
         *_MOMENTS,
     ],
-    "extras": [("step", pa.int64()), ("series", pa.int32()), ("name", _TEXT), ("value", pa.float64())],
+    "custom_statistics": [("step", pa.int64()), ("series", pa.int32()), ("name", _TEXT), ("value", pa.float64())],
     "bits": [("step", pa.int64()), ("series", pa.int32()), ("m", pa.uint8()), ("counts", pa.binary())],
     "metrics": [
         ("step", pa.int64()),
@@ -57,7 +57,7 @@ _COLUMNS: dict[str, list[tuple[str, pa.DataType]]] = {
         ("time_s", pa.float64()),
         ("type", _TEXT),  # null in files of writers that knew no types of steps
     ],
-    "costs": [
+    "overhead": [
         ("step", pa.int64()),
         ("step_s", pa.float64()),
         ("recording_s", pa.float64()),
@@ -87,7 +87,7 @@ TEXTS = frozenset(name for columns in _COLUMNS.values() for name, kind in column
 #: Columns that may have nulls; in any other a null is damage.
 NULLABLE = frozenset(("alias", "scale", "value", "time_s", "type", "context", *summary_spec.MOMENTS))
 #: What the texts of some columns can be; any other is damage.
-_CHOICES = {name: frozenset(choices) for name, choices in (("kind", Kind), ("mode", Mode), ("reading", Phase))}
+_CHOICES = {name: frozenset(choices) for name, choices in (("kind", Kind), ("mode", Mode), ("phase", Phase))}
 #: What the lists that are texts of JSON hold, as a row of `steps` has them; those of graphs are read by `dependencies`.
 _LISTS: dict[str, type] = {"graphs": int, "samples": int, "categories": str, "losses": str}
 

@@ -40,7 +40,7 @@ def numbered(nodes: tuple[NamedNode, ...], links: tuple[DependencyLink, ...]) ->
 
 def _texts(nodes: Iterable[NamedNode], links: Iterable[DependencyLink]) -> tuple[str, str]:
     """Nodes and links as they stand in the table."""
-    told = [[node.name, node.part.value, [[role, list(shape)] for role, shape in node.roles]] for node in nodes]
+    told = [[node.name, node.type.value, [[role, list(shape)] for role, shape in node.roles]] for node in nodes]
     rows = [[link.source, link.source_role, link.back, link.target, link.target_role] for link in links]
     return json_text(told), json_text(rows)
 
@@ -65,8 +65,8 @@ def dependencies_of(table: pa.Table) -> list[Dependencies]:
 def _read(row: dict[str, Any]) -> Dependencies:
     try:
         nodes = tuple(
-            NamedNode(name, TensorType(part), tuple((role, tuple(shape)) for role, shape in roles))
-            for name, part, roles in json.loads(row["nodes"])
+            NamedNode(name, TensorType(type_), tuple((role, tuple(shape)) for role, shape in roles))
+            for name, type_, roles in json.loads(row["nodes"])
         )
         return Dependencies(row["number"], nodes, tuple(DependencyLink(*link) for link in json.loads(row["links"])))
     except (TypeError, ValueError) as error:

@@ -117,9 +117,9 @@ class SmallTables:
         table = self._ordered("metrics", self._whole("metrics"), history=history)
         return table.set_column(table.num_columns - 1, "type", pc.fill_null(table["type"], texts([STEP_TYPE])[0]))
 
-    def costs(self, *, history: bool = False) -> pa.Table:
+    def overhead(self, *, history: bool = False) -> pa.Table:
         """What recording cost by rank and step: rank, session, step, step_s, recording_s, summaries, bytes."""
-        return self._ordered("costs", self._whole("costs"), history=history)
+        return self._ordered("overhead", self._whole("overhead"), history=history)
 
     def events(self) -> pa.Table:
         """Notes, warnings and drops in the order of time: rank, session, step, level, text, time_s."""
@@ -188,7 +188,7 @@ def _are_among(ours: Sequence[Ids | Ints], known: Sequence[Ids | Ints]) -> Flags
 
 
 KEYS = ("rank", "session", "step", "series")
-UNKNOWN_EXTRAS = "own statistics of unknown series"
+UNKNOWN_EXTRAS = "custom statistics of unknown series"
 UNKNOWN_VALUES = "values of unknown series"
 LOST_ALIAS = "rows whose alias is lost"
 
@@ -237,7 +237,7 @@ class Reader(SmallTables):
         rows = self._known(self._ordered("moments", rows, history=False))
         return rows.select([*KEYS, *chosen]), _bits_of(rows, later, wanted)
 
-    def extras(
+    def custom_statistics(
         self,
         series: npt.ArrayLike | None = None,
         steps: Steps = None,
@@ -245,16 +245,18 @@ class Reader(SmallTables):
         *,
         history: bool = False,
     ) -> pa.Table:
-        """Own statistics by series, rank, name and step: rank, session, step, series, name, value."""
-        table = self._files.sources("extras").read(SCHEMA["extras"].names, RowFilter.of(series, steps))
+        """Custom statistics by series, rank, name and step: rank, session, step, series, name, value."""
+        table = self._files.sources("custom_statistics").read(
+            SCHEMA["custom_statistics"].names, RowFilter.of(series, steps)
+        )
         if names is not None:
             table = table.filter(pc.is_in(table.column("name"), value_set=texts(names)))
-        return self._known(self._ordered("extras", table, history=history), UNKNOWN_EXTRAS)
+        return self._known(self._ordered("custom_statistics", table, history=history), UNKNOWN_EXTRAS)
 
     @property
     def extra_names(self) -> list[str]:
-        """The names of all own statistics, in alphabetical order."""
-        return sorted(self._files.sources("extras").names)
+        """The names of all custom statistics, in alphabetical order."""
+        return sorted(self._files.sources("custom_statistics").names)
 
     def values(self, series: npt.ArrayLike | None = None, steps: Steps = None, *, history: bool = False) -> pa.Table:
         """Kept values by series, step and rank: rank, session, step, series, samples, dtype, shape, content.

@@ -168,7 +168,7 @@ def series_row(series: Series) -> dict[str, object]:
         "mode": series.mode.value,
         "context": series.context,
         "local": series.local,
-        "reading": series.reading.value,
+        "phase": series.phase.value,
         "dtype": series.dtype,
         "shape": list(series.shape),
     }
@@ -177,7 +177,7 @@ def series_row(series: Series) -> dict[str, object]:
 def series_batch(rows: Sequence[NumberedSeries]) -> pa.RecordBatch:
     """Rows of the series table."""
     content = [series_row(row.series) for row in rows]
-    words = ("site", "port", "kind", "mode", "context", "local", "reading", "dtype")
+    words = ("site", "port", "kind", "mode", "context", "local", "phase", "dtype")
     columns = [
         numbers(np.array([row.number for row in rows], np.int32)),
         *(texts([str(row[word]) for row in content]) for word in words),
@@ -199,8 +199,8 @@ def records_batch(table: str, rows: Sequence[Metric | Event | Overhead | StepInf
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
-def extras_batch(items: Sequence[CustomStatistics]) -> pa.RecordBatch:
-    """Rows of the table of extras: those of one step after the other."""
+def custom_statistics_batch(items: Sequence[CustomStatistics]) -> pa.RecordBatch:
+    """Rows of the table of custom: those of one step after the other."""
     names = {names: texts(names) for names in {item.names for item in items}}  # most steps have the same
     columns = [
         numbers(_steps(items)),
@@ -208,7 +208,7 @@ def extras_batch(items: Sequence[CustomStatistics]) -> pa.RecordBatch:
         pa.concat_arrays([names[item.names] for item in items]),
         numbers(_joined([item.values for item in items])),
     ]
-    return pa.RecordBatch.from_arrays(columns, schema=SEGMENT_SCHEMA["extras"])
+    return pa.RecordBatch.from_arrays(columns, schema=SEGMENT_SCHEMA["custom_statistics"])
 
 
 def moments_batch(items: Sequence[Summaries]) -> pa.RecordBatch:

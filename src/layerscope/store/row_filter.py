@@ -108,10 +108,10 @@ SORT_KEYS = {
     "series": ("rank", "series"),
     "moments": ("series", "rank", "step", "session"),
     "bits": ("series", "rank", "step", "session"),
-    "extras": ("series", "rank", "name", "step", "session"),
+    "custom_statistics": ("series", "rank", "name", "step", "session"),
     "metrics": ("name", "rank", "step", "session"),
     **dict.fromkeys(KEPT, ("series", "step", "rank", "session")),  # a series too large for memory is cut by steps
-    "costs": ("rank", "step", "session"),
+    "overhead": ("rank", "step", "session"),
     "steps": ("rank", "step", "session"),
     "dependencies": (),
     "events": (),

@@ -17,7 +17,7 @@ from layerscope.store.format import RUN, TABLES
 from layerscope.store.graph_files import add_to_graph, dependencies_batch
 from layerscope.store.record_batches import (
     bits_batch,
-    extras_batch,
+    custom_statistics_batch,
     keepable,
     moments_batch,
     records_batch,
@@ -33,12 +33,12 @@ Batcher = Callable[[Any], pa.RecordBatch]  # each takes its own table's items
 _BATCHERS: Mapping[str, Batcher] = {
     "series": series_batch,
     "moments": moments_batch,
-    "extras": extras_batch,
+    "custom_statistics": custom_statistics_batch,
     "bits": bits_batch,
     "dependencies": dependencies_batch,
     "sample_stats": sample_stats_batch,
     "values": values_batch,
-    **{table: partial(records_batch, table) for table in ("metrics", "costs", "events", "steps")},
+    **{table: partial(records_batch, table) for table in ("metrics", "overhead", "events", "steps")},
 }
 Refuse = Callable[[str, Item, Exception], None]  # takes the queue of an item that cannot be written, the item, and why
 

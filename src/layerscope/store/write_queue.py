@@ -24,7 +24,7 @@ from layerscope.store.record_batches import NumberedSeries
 
 Item = Record | NumberedSeries | Dependencies
 
-DROPPED_FIRST = ("values", "sample_stats", "bits", "extras", "moments")  # the others are never dropped
+DROPPED_FIRST = ("values", "sample_stats", "bits", "custom_statistics", "moments")  # the others are never dropped
 STEPS = "steps"  # a step is written when all that was kept of it has been
 #: In the order of writing.
 QUEUES = (
@@ -33,9 +33,9 @@ QUEUES = (
     "graph",
     "events",
     "metrics",
-    "costs",
+    "overhead",
     "moments",
-    "extras",
+    "custom_statistics",
     "bits",
     "sample_stats",
     "values",
@@ -45,8 +45,8 @@ QUEUES_OF: Mapping[type[Item], tuple[str, ...]] = {
     NumberedSeries: ("series",),
     Dependencies: ("dependencies",),
     Summaries: ("moments", "bits"),
-    CustomStatistics: ("extras",),
-    Overhead: ("costs",),
+    CustomStatistics: ("custom_statistics",),
+    Overhead: ("overhead",),
     TensorValues: ("values",),
     SampleStats: ("sample_stats",),
     StepInfo: (STEPS,),

@@ -34,7 +34,7 @@ class DependencyView:
     labels: tuple[str, ...]  # names as they fit into their boxes
     seconds: tuple[str, ...]  # second lines of the boxes: details, or in narrow graphs the rest of the names
     details: tuple[str, ...]
-    parts: tuple[str, ...]  # of the user's network; "earlier" for a source of an earlier iteration, "absent" for none
+    types: tuple[str, ...]  # of the user's network; "earlier" for a source of an earlier iteration, "absent" for none
     back: tuple[int, ...]  # iterations ago
     boxes: Floats  # x, y, width, height of each node
     has_parents: tuple[bool, ...]
@@ -139,7 +139,7 @@ def detail_of(key: Key, node: NamedNode | None) -> str:
     if key[1] or node is None:
         return f"{key[1]} iteration{'s' if key[1] > 1 else ''} ago"
     shape = f"{len(node.roles)} tensors" if len(node.roles) > 1 else shape_text(node.roles[0][1])
-    return shape if node.part is TensorType.INTERMEDIATE else f"{node.part.value} · {shape}"  # most are: short boxes
+    return shape if node.type is TensorType.INTERMEDIATE else f"{node.type.value} · {shape}"  # most are: short boxes
 
 
 def halves(name: str) -> tuple[str, str]:
@@ -189,7 +189,7 @@ def dependency_view(graph: Dependencies, places: NodePositions, node: str, role:
         labels=tuple(first for first, _ in lines),
         seconds=tuple(second for _, second in lines),
         details=tuple(details),
-        parts=tuple(EARLIER if back else nodes[n].part.value if n in nodes else ABSENT for n, back in keys),
+        types=tuple(EARLIER if back else nodes[n].type.value if n in nodes else ABSENT for n, back in keys),
         back=tuple(back for _, back in keys),
         boxes=np.array(boxes, np.float64).ravel(),
         has_parents=tuple(any(target == key for _, target in links) for key in keys),

@@ -137,7 +137,7 @@ def _place(named: NamedTensors, chosen: TensorSelection, node: NamedNode | None)
     """Site, port and kind of the tensor's history."""
     if node is None:
         return {"site": "", "port": "", "kind": ""}
-    if node.part is TensorType.PARAMETER:
+    if node.type is TensorType.PARAMETER:
         found = named.of_parameter(chosen.node, chosen.role, chosen.loss)
         return dict(zip(("site", "port", "kind"), found, strict=True))
     kind = (Kind.TENSOR if chosen.loss is None else Kind.TENSOR_GRAD).value
@@ -208,9 +208,9 @@ def _lacking(named: NamedTensors, found: ResolvedQuery, *, has_stats: bool, has_
         return ""
     if chosen.sample is not None and found.has_samples:
         return "The values of this sample were not kept."
-    if any(node.name == chosen.node and node.part is TensorType.PARAMETER for node in found.graph.nodes):
+    if any(node.name == chosen.node and node.type is TensorType.PARAMETER for node in found.graph.nodes):
         return "Of parameters statistics are kept, and their histogram: see the charts."
-    return 'Its values were not kept, only its statistics: record it with `depth="samples"` or `"all"`.'
+    return 'Its values were not kept, only its statistics: record it with `detail="samples"` or `"all"`.'
 
 
 def _elsewhere(named: NamedTensors, found: ResolvedQuery) -> str:

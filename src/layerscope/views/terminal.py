@@ -148,22 +148,22 @@ def overview(run: RunTables) -> RenderableType:
     names = metrics_in_order(metrics.column_names)
     if names:
         parts.append(_metrics(names, [metrics.column(name) for name in names], steps))
-    if run.own_statistics:
-        parts.append(Text(f"own statistics: {', '.join(run.own_statistics)}"))
+    if run.custom_statistics:
+        parts.append(Text(f"custom statistics: {', '.join(run.custom_statistics)}"))
     contexts = [context for context in run.series().arrow()["context"].unique().to_pylist() if context]
     if contexts:
         parts.append(Text(f"contexts: {', '.join(contexts)}"))
-    parts += _cost(run.cost())
+    parts += _overhead(run.overhead())
     parts.append(_sites(run))
     parts[1:1] = [Text(problem, "red") for problem in run.problems]  # all that reading the rest has met
     return Group(*parts)
 
 
-def _cost(cost: Table) -> list[Text]:
-    took, whole = (sum(filter(None, cost[name])) for name in ("recording_s", "step_s"))
+def _overhead(overhead: Table) -> list[Text]:
+    took, whole = (sum(filter(None, overhead[name])) for name in ("recording_s", "step_s"))
     if not whole > 0:
         return []
-    return [Text(f"recording took {100 * took / whole:.3g} % of the time of {len(cost)} steps", "dim")]
+    return [Text(f"recording took {100 * took / whole:.3g} % of the time of {len(overhead)} steps", "dim")]
 
 
 def _metrics(names: list[str], columns: list[object], steps: Ints) -> Grid:

@@ -16,7 +16,7 @@ from layerscope.model.records import Floats
 from layerscope.model.trace_record import Role, TraceRecord, field_of_all
 from layerscope.views.draw.text_width import text_width
 from layerscope.views.nested_graph import GroupOrder, group_order
-from layerscope.views.trace_page import FIELDS, PassGroups, PassParts, PassPicture, amounts, shape_text
+from layerscope.views.trace_page import FIELDS, TraceGroups, TraceParts, TracePicture, amounts, shape_text
 from layerscope.views.trace_text import size
 from layerscope.views.wording import Wording
 
@@ -27,7 +27,7 @@ SHORTEST_TITLE = 150
 SENT_WHOLE = 4000  # blocks of a graph that is sent with the order of all its groups, and with all facts
 
 
-class PassGraph:
+class TraceGraph:
     """The graph of one trace, kept while it is looked at. Its parts are the blocks of the nesting.
 
     Of a large one the page gets the modules at first, and what is in a group when that is opened.
@@ -43,11 +43,11 @@ class PassGraph:
         self._wording = Wording(Drawable(nesting, 0, frozenset(), ()))
         self._known: dict[int, Ordering] = {}
 
-    def view(self) -> PassPicture:
+    def view(self) -> TracePicture:
         """Everything that the page needs at first."""
         opened = sorted(readable(self.nesting, 0))
         sent = self._groups if self._is_small else opened
-        return PassPicture(
+        return TracePicture(
             title=self.nesting.record.model,
             count=len(self._blocks),
             opened=tuple(opened),
@@ -55,18 +55,18 @@ class PassGraph:
             inside=self.groups(sent),
         )
 
-    def groups(self, of: Sequence[int]) -> PassGroups:
+    def groups(self, of: Sequence[int]) -> TraceGroups:
         """What is in some groups, and its order; modules among it where they were sent without facts."""
         inside = [child for group in of for child in self._blocks[group].children]
         sent = [child for child in inside if not (self._is_small and self._blocks[child].children)]
-        return PassGroups(self._parts(sent, told=True), tuple(self.group(index) for index in of))
+        return TraceGroups(self._parts(sent, told=True), tuple(self.group(index) for index in of))
 
-    def _parts(self, of: Sequence[int], *, told: bool) -> PassParts:
+    def _parts(self, of: Sequence[int], *, told: bool) -> TraceParts:
         blocks = [self._blocks[index] for index in of]
         words = [self._words(block) for block in blocks]
         widths = [_width(name, detail, block) for (name, detail), block in zip(words, blocks, strict=True)]
         titles = [round(text_width(name, TITLE_SIZE, bold=True)) + 40 for name, _ in words]
-        return PassParts(
+        return TraceParts(
             parts=tuple(of),
             parents=tuple(block.parent for block in blocks),
             roles=tuple(block.role.value for block in blocks),

@@ -21,7 +21,7 @@ FIELDS = ("elapsed_s", "flops", "size_bytes")
 
 
 @dataclass(frozen=True, slots=True)
-class PassRanking:
+class TraceRanking:
     """The operations with the most of a field, such as their time."""
 
     field: str
@@ -31,14 +31,14 @@ class PassRanking:
 
 
 @dataclass(frozen=True, slots=True)
-class PassOverview:
+class TraceOverview:
     """What a trace is made of."""
 
     facts: tuple[Fact, ...]
-    rankings: tuple[PassRanking, ...]
+    rankings: tuple[TraceRanking, ...]
 
 
-def overview(record: TraceRecord, naming: Naming) -> PassOverview:
+def overview(record: TraceRecord, naming: Naming) -> TraceOverview:
     """A trace at a glance; of a field that nothing is known of there is no ranking."""
     rankings = [_ranking(record, naming, field) for field in FIELDS]
     flops = next(ranking.total for ranking in rankings if ranking.field == "flops")
@@ -54,18 +54,18 @@ def overview(record: TraceRecord, naming: Naming) -> PassOverview:
         ("Results", f"{size(computed)} in all, if none were freed"),
         ("Seed", "" if record.seed is None else str(record.seed)),
     )
-    return PassOverview(
+    return TraceOverview(
         facts=tuple(Fact(name, text) for name, text in found if text),
         rankings=tuple(ranking for ranking in rankings if ranking.operations),
     )
 
 
-def _ranking(record: TraceRecord, naming: Naming, field: str) -> PassRanking:
+def _ranking(record: TraceRecord, naming: Naming, field: str) -> TraceRanking:
     values = amounts(record.operations, field)
     most = np.argsort(-np.nan_to_num(values), kind="stable")[:MOST_RANKED]
     most = most[np.nan_to_num(values[most]) > 0]
     links = tuple(link(record, naming, at) for at in most.tolist())
-    return PassRanking(field, float(np.nansum(values)), links, values[most])
+    return TraceRanking(field, float(np.nansum(values)), links, values[most])
 
 
 def amounts(operations: Sequence[Operation], field: str) -> Floats:
@@ -92,7 +92,7 @@ def flops_of_calls(record: TraceRecord) -> dict[str, int]:
 
 
 @dataclass(frozen=True, slots=True)
-class PassNumbers:
+class TraceNumbers:
     """A field of operations, such as their time, by part of the graph."""
 
     name: str
@@ -109,7 +109,7 @@ class Crumb:
 
 
 @dataclass(frozen=True, slots=True)
-class PassParts:
+class TraceParts:
     """Some parts of the graph of a trace: what `NestedGraph` says of each."""
 
     parts: tuple[int, ...]  # their numbers
@@ -125,22 +125,22 @@ class PassParts:
 
 
 @dataclass(frozen=True, slots=True)
-class PassGroups:
+class TraceGroups:
     """What is in some groups, beside the modules that are known already, and the order of all that is in them."""
 
-    operations: PassParts
+    operations: TraceParts
     groups: tuple[GroupOrder, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class PassPicture:
+class TracePicture:
     """The graph of a trace: its modules, and what is in those that are open at first, or in all if they are few."""
 
     title: str
     count: int  # of all parts
     opened: tuple[int, ...]
-    modules: PassParts
-    inside: PassGroups
+    modules: TraceParts
+    inside: TraceGroups
 
 
 @dataclass(frozen=True, slots=True)

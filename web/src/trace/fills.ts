@@ -2,7 +2,7 @@
 
 import { css, RAMP_STEPS } from "../charts/colors";
 import type { Scene } from "../graph/scene";
-import type { PassNumbers } from "../wire.gen";
+import type { TraceNumbers } from "../wire.gen";
 
 type Theme = "dark" | "light";
 
@@ -68,7 +68,7 @@ export function scaleOf(numbers: ReadonlyMap<number, number>, scene: Scene): Sca
     : { low, high, isLog: false };
 }
 
-export function numbersOf(view: PassNumbers | null): ReadonlyMap<number, number> {
+export function numbersOf(view: TraceNumbers | null): ReadonlyMap<number, number> {
   return new Map([...(view?.parts ?? [])].map((part, at) => [part, view?.values[at] ?? 0]));
 }
 

@@ -2,18 +2,18 @@
 
 import { NOTHING } from "../graph/order";
 import { Scene } from "../graph/scene";
-import type { PassGroups, PassParts, PassPicture } from "../wire.gen";
+import type { TraceGroups, TraceParts, TracePicture } from "../wire.gen";
 
 const HEIGHT = 38;
 const SENT = ["parents", "roles", "names", "details", "widths", "title_widths", "sites", "facts"] as const;
 
-export class PassGraph {
+export class TraceGraph {
   readonly scene: Scene;
   /** The first operation of each part; of a module the one whose tensor it gives. */
   readonly operation = new Map<number, number>();
   readonly #columns;
 
-  constructor(picture: PassPicture) {
+  constructor(picture: TracePicture) {
     const all = <T>(value: T): T[] => new Array<T>(picture.count).fill(value);
     this.#columns = {
       parents: all(NOTHING),
@@ -42,14 +42,14 @@ export class PassGraph {
   }
 
   /** What came when groups were opened; to get it twice does no harm. */
-  add({ operations, groups }: PassGroups): void {
+  add({ operations, groups }: TraceGroups): void {
     const unknown = operations.parts.filter((part) => !this.operation.has(part));
     this.#write(operations);
     this.scene.know(unknown);
     this.scene.add(groups);
   }
 
-  #write(sent: PassParts): void {
+  #write(sent: TraceParts): void {
     for (const name of SENT) {
       const column: (string | number)[] = this.#columns[name];
       sent.parts.forEach((part, at) => {

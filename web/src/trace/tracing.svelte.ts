@@ -13,23 +13,23 @@ import type {
   OperationLink,
   OperationList,
   OperationView,
-  PassGroups,
-  PassNumbers,
-  PassOverview,
-  PassPicture,
   TraceEntry,
+  TraceGroups,
+  TraceNumbers,
+  TraceOverview,
+  TracePicture,
   ValueView,
 } from "../wire.gen";
 import { numbersOf } from "./fills";
-import { PassGraph } from "./passgraph";
+import { TraceGraph } from "./passgraph";
 
 const MOST_FOUND = 60;
 
 export class Tracing {
-  readonly picture = new Resource<PassPicture>();
-  readonly groups = new Resource<PassGroups>();
-  readonly numbers = new Resource<PassNumbers>();
-  readonly overview = new Resource<PassOverview>();
+  readonly picture = new Resource<TracePicture>();
+  readonly groups = new Resource<TraceGroups>();
+  readonly numbers = new Resource<TraceNumbers>();
+  readonly overview = new Resource<TraceOverview>();
   readonly operation = new Resource<OperationView>();
   readonly value = new Resource<ValueView>();
   readonly gradient = new Resource<ValueView>();
@@ -73,7 +73,7 @@ export class Tracing {
   });
 
   readonly #graph = $derived.by(() =>
-    this.picture.value === null ? null : new PassGraph(this.picture.value),
+    this.picture.value === null ? null : new TraceGraph(this.picture.value),
   );
 
   readonly scene = $derived.by<Scene | null>(() => this.#graph?.scene ?? null);

@@ -42,8 +42,8 @@ class Collector:
         self.aside: Hashable | None = None  # what the next rows belong to, if it may be something else than the step
         self._aside: dict[Any, Rows] = {}
         self._late: dict[int, Rows] = {}  # rows of other steps than the one in progress
-        self._extras: dict[int, dict[str, float]] = {}
-        self._readings: dict[int, Phase | None] = {}  # of series that a scale may be on
+        self._custom: dict[int, dict[str, float]] = {}
+        self._phases: dict[int, Phase | None] = {}  # of series that a scale may be on
         self._lock = threading.Lock()  # forward hooks may run in several threads
 
     def count(self, row: int, identity: Identity, shape: tuple[int, ...]) -> None:
@@ -65,16 +65,16 @@ class Collector:
     def _number(self, identity: Identity, shape: tuple[int, ...]) -> int:
         number = self._numbers.get(identity)
         if number is None:
-            site, port, kind, mode, reading, context, local, dtype = identity
-            series = Series(site, port, kind, mode, reading, dtype, tuple(shape), context, local)
+            site, port, kind, mode, phase, context, local, dtype = identity
+            series = Series(site, port, kind, mode, phase, dtype, tuple(shape), context, local)
             number = self._numbers[identity] = self._sink.series_id(series)
-            self._readings[number] = _scaled_at(identity)
+            self._phases[number] = _scaled_at(identity)
         return number
 
     def add_extra(self, row: int, name: str, value: float) -> None:
         """Keep a number that a summary does not hold with the tensor of the row."""
         with self._lock:
-            self._extras.setdefault(row, {})[name] = value
+            self._custom.setdefault(row, {})[name] = value
 
     def put(self, record: Record) -> None:
         """Hand a record of another kind to the sink."""
@@ -102,15 +102,15 @@ class Collector:
         """Forget the step in progress."""
         with self._lock:
             if len(self.arena):
-                self._put_late(self.arena.drain(), self._extras)
-            self._rows, self._aside, self._extras, self.aside = {}, {}, {}, None
+                self._put_late(self.arena.drain(), self._custom)
+            self._rows, self._aside, self._custom, self.aside = {}, {}, {}, None
 
-    def _put_late(self, summaries: merging.Encoded, extras: Mapping[int, Mapping[str, float]]) -> None:
+    def _put_late(self, summaries: merging.Encoded, custom: Mapping[int, Mapping[str, float]]) -> None:
         late, self._late = self._late, {}
         for step, rows in late.items():
             self._sink.put(_gathered(step, rows, summaries, {}))
-            if extras:
-                self._sink.put(_extras(step, rows, extras))
+            if custom:
+                self._sink.put(_custom(step, rows, custom))
 
     def finish(self, step: int, scales: Mapping[Phase, float | None] = MappingProxyType({})) -> StepSummaries:
         """The step's summaries; and start over.
@@ -120,11 +120,11 @@ class Collector:
         """
         with self._lock:
             rows, self._rows = self._rows, {}
-            extras, self._extras = self._extras, {}
+            custom, self._custom = self._custom, {}
             summaries = self.arena.drain()
-            self._put_late(summaries, extras)
+            self._put_late(summaries, custom)
         if any(scale != 1.0 for scale in scales.values()):
-            scale_of = {n: scales.get(reading, 1.0) if (reading := self._readings[n]) else 1.0 for n in rows}
+            scale_of = {n: scales.get(phase, 1.0) if (phase := self._phases[n]) else 1.0 for n in rows}
             factors = {number: scale for number, scale in scale_of.items() if scale is not None}
             rows = {number: rows[number] for number in factors}
         else:
@@ -132,7 +132,7 @@ class Collector:
         if not rows:
             return StepSummaries(0, 0)
         record = _gathered(step, rows, summaries, factors)
-        records = (record, _extras(step, rows, extras)) if extras else (record,)
+        records = (record, _custom(step, rows, custom)) if custom else (record,)
         return StepSummaries(len(summaries.m), record.moments.nbytes + record.bits.nbytes, records)
 
 
@@ -143,8 +143,8 @@ def _join(rows: Rows, others: Rows) -> None:
 
 def _scaled_at(identity: Identity) -> Phase | None:
     """When the gradients of a series were read, if a scale may have been on them then."""
-    _, _, kind, _, reading, _, _, _ = identity
-    return reading if reading is Phase.BACKWARD or (kind, reading) == (Kind.WEIGHT_GRAD, Phase.STEP) else None
+    _, _, kind, _, phase, _, _, _ = identity
+    return phase if phase is Phase.BACKWARD or (kind, phase) == (Kind.WEIGHT_GRAD, Phase.STEP) else None
 
 
 def _gathered(step: int, rows: Rows, summaries: merging.Encoded, factors: Mapping[int, float]) -> Summaries:
@@ -174,11 +174,11 @@ def _gathered(step: int, rows: Rows, summaries: merging.Encoded, factors: Mappin
     )
 
 
-def _extras(step: int, rows: Rows, extras: Mapping[int, Mapping[str, float]]) -> CustomStatistics:
+def _custom(step: int, rows: Rows, custom: Mapping[int, Mapping[str, float]]) -> CustomStatistics:
     """The numbers of each series; of several tensors in the step, their mean."""
     series, names, means = [], [], []
     for number, members in rows.items():
-        held = [extras[row] for row in members if row in extras]
+        held = [custom[row] for row in members if row in custom]
         for name in dict.fromkeys(name for numbers in held for name in numbers):
             values = [numbers[name] for numbers in held if name in numbers]
             series.append(number)

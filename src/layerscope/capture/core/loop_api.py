@@ -27,12 +27,12 @@ class EndedStep:
     now: NamedStep
 
 
-class Ring:
+class EndedSteps:
     """The last few steps that nobody wanted yet."""
 
     def __init__(self, size: int) -> None:
         if not isinstance(size, int) or size < 0:
-            raise StateError(f"ring={size!r} is no number of steps. Give 0 to hold none, 5 for the last five.")
+            raise StateError(f"keep_last={size!r} is no number of steps. Give 0 to hold none, 5 for the last five.")
         self.size = size
         self._held: deque[EndedStep] = deque()
 
@@ -62,7 +62,7 @@ class InLoop:
     _discarded = -1  # the last step that was
     _contexts: set[str]  # names that were checked
     _balance: Balance
-    _ring: Ring
+    _ended_steps: EndedSteps
     _step: int
     _enabled: bool
 
@@ -98,21 +98,21 @@ class InLoop:
         self,
         name: str,
         tensor: T,
-        part: str = "intermediate",
+        type: str = "intermediate",
         role: str = "",
         batch_dim: int | None = 0,
         *,
         initial: bool = False,
-        depth: str | None = None,
+        detail: str | None = None,
     ) -> T:
         """The tensor itself; it is recorded under the name, with its gradient and what it depends on.
 
-        `part` is what it is in your network: `input`, `target`, `loss`, `intermediate`, `parameter`. Several tensors
+        `type` is what it is in your network: `input`, `target`, `loss`, `intermediate`, `parameter`. Several tensors
         can go by one name in different roles. `batch_dim` is None for a tensor without a batch; `initial=True` is for
-        what is there before the first iteration. `depth` is one of `"summary"`, `"statistics"`, `"samples"`, `"all"`.
+        what is there before the first iteration. `detail` is one of `"summary"`, `"statistics"`, `"samples"`, `"all"`.
         """
         if self._now is not None:
-            self._now.record(tensor, (name, part, role, batch_dim, initial, depth))
+            self._now.record(tensor, (name, type, role, batch_dim, initial, detail))
         return tensor
 
     def link(self, source: object, target: object) -> None:
@@ -141,7 +141,7 @@ class InLoop:
 
         `type` is the step's type from now on. `samples` are places in the batch, or how many; with `categories`, one
         for each sample of the batch, those of categories that were seldom kept come first. `before=2` keeps the two
-        steps before it too, as far as the ring holds them.
+        steps before it too, as far as `keep_last` holds them.
         """
         self._must_be_open("keep()")
         if type is not None:
@@ -152,11 +152,13 @@ class InLoop:
             if self._discarded == self._step:
                 raise StateError(f"keep() came after discard() in step {self._step}: call one of them, not both.")
             raise StateError(
-                f"keep() came in step {self._step}, which is not listened to. Give watch(ring=1) to be able to keep "
+                f"keep() came in step {self._step}, which is not listened to. Give watch(keep_last=1) to be able to keep "
                 "any step, or keep_if for a rule."
             )
-        if not isinstance(before, int) or not 0 <= before <= self._ring.size:
-            raise StateError(f"keep(before={before!r}) asks for steps that are not held. Give watch(ring={before!r}).")
+        if not isinstance(before, int) or not 0 <= before <= self._ended_steps.size:
+            raise StateError(
+                f"keep(before={before!r}) asks for steps that are not held. Give watch(keep_last={before!r})."
+            )
         late = Late(str(reason or "keep()"), before)
         if samples is not None or categories is not None:
             self._now.choose(late, samples, () if categories is None else categories, self._balance)

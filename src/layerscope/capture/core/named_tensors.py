@@ -37,7 +37,7 @@ attach_listeners = AttachListeners()
 LEVELS = ("summary", "statistics", "samples", "all")
 STATISTICS, SAMPLES, ALL = range(1, len(LEVELS))
 Key = tuple[int, str, str, str]  # iteration, name, role and context
-_PARTS = {part.value: part for part in TensorType}
+_TYPES = {each.value: each for each in TensorType}
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class Detail:
 
     `"summary"`: statistics over all its values. `"statistics"`: also those of each chosen sample. `"samples"`: every
     value of the chosen samples. `"all"`: every value. `samples` is how many samples of a batch are chosen: the first
-    ones, unless `keep()` says which. What exceeds `bytes_per_step` is kept at the next lower depth.
+    ones, unless `keep()` says which. What exceeds `bytes_per_step` is kept at the next lower detail.
     """
 
     level: str = "samples"
@@ -62,27 +62,27 @@ class Detail:
 
 
 def level_of(word: object) -> int:
-    """The place among `LEVELS` of a word for a depth."""
+    """The place among `LEVELS` of a word for a detail."""
     if isinstance(word, str) and word in LEVELS:
         return LEVELS.index(word)
-    raise StateError(f"There is no depth {word!r}. Depths are: {', '.join(LEVELS)}.")
+    raise StateError(f"There is no detail {word!r}. Details are: {', '.join(LEVELS)}.")
 
 
 class RecordArguments(NamedTuple):
     """What a call of `record` says of its tensor."""
 
     name: str
-    part: str
+    type: str
     role: str
     batch_dim: int | None
     initial: bool
-    depth: str | None
+    detail: str | None
 
 
 class NodeSpec(NamedTuple):
     """The same, looked up."""
 
-    part: TensorType
+    type: TensorType
     level: int
     word: str  # for the part
 
@@ -95,7 +95,7 @@ class NamedTensor:
     def __init__(self, key: Key, node: NodeSpec, number: int, shape: tuple[int, ...], batch_dim: int | None) -> None:
         self.key = key
         self.iteration, self.name, self.role, self.context = key
-        self.part = node.part
+        self.type = node.type
         self.level = node.level
         self.number = number  # in the order of naming
         self.shape = shape
@@ -154,7 +154,7 @@ class NamedStep:
     """What was named in the step in progress, and what was said about the step."""
 
     reader: NamedTensorReader
-    depth: Detail
+    detail: Detail
     holds: bool  # whether all samples are held until the step ends
     known: Container[int]  # hashes of what is said in steps whose graphs are known
     nodes: dict[tuple[object, ...], NodeSpec]  # what was said in steps before this one, looked up
@@ -197,7 +197,7 @@ class NamedStep:
         try:
             node = self.nodes[said]
         except (KeyError, TypeError):  # it is new, or no such thing can be said
-            node = _looked_up(RecordArguments(*said), level_of(self.depth.level))
+            node = _looked_up(RecordArguments(*said), level_of(self.detail.level))
             self.nodes[said] = node
         key = (0 if initial else self.iterations or 1, name, role, self.reader.context)
         if key in self.entries:
@@ -263,7 +263,7 @@ class NamedStep:
                 f"keep() got {len(labels)} categories for {batch} samples. Give one for each of the batch."
             )
         if isinstance(samples, int) or samples is None:
-            most = self.depth.samples if samples is None else samples
+            most = self.detail.samples if samples is None else samples
             late.samples = by.choose(labels, most) if labels else tuple(range(min(most, batch)))
         else:
             late.samples = tuple(dict.fromkeys(int(place) for place in samples))
@@ -273,13 +273,13 @@ class NamedStep:
         if not self.holds and not set(late.samples) <= set(self.first()):
             raise StateError(
                 f"keep() chose samples {late.samples}, but only the first {len(self.first())} are held until a step "
-                "ends. Give watch(ring=1), or more samples: watch(depth=Depth(samples=…))."
+                "ends. Give watch(keep_last=1), or more samples: watch(detail=Detail(samples=…))."
             )
         late.categories = tuple(labels[place] for place in late.samples) if labels else ()
 
     def first(self) -> tuple[int, ...]:
         """The samples that are kept unless the user says otherwise."""
-        return tuple(range(min(self.depth.samples, self.batch)))
+        return tuple(range(min(self.detail.samples, self.batch)))
 
     def samples(self) -> tuple[int, ...]:
         """The chosen samples."""
@@ -309,15 +309,15 @@ def checked_name(name: str) -> str:
 
 def _looked_up(said: RecordArguments, usual: int) -> NodeSpec:
     """What was said, if it can be."""
-    name, word, role, batch_dim, _, depth = said
+    name, word, role, batch_dim, _, detail = said
     checked_name(name)
-    if not isinstance(word, str) or word not in _PARTS:
-        raise StateError(f"There is no part {word!r} (of {name!r}). Parts are: {', '.join(_PARTS)}.")
+    if not isinstance(word, str) or word not in _TYPES:
+        raise StateError(f"There is no type {word!r} (of {name!r}). Types are: {', '.join(_TYPES)}.")
     if not isinstance(role, str) or "@" in role or role == "tensor":
         raise StateError(f"A role cannot be {role!r}: it is text without '@', which marks gradients, and not 'tensor'.")
     if not isinstance(batch_dim, int | None):
         raise StateError(f"batch_dim={batch_dim!r} of {name!r} is no dimension. Give its number, or None for no batch.")
-    return NodeSpec(_PARTS[word], usual if depth is None else level_of(depth), word)
+    return NodeSpec(_TYPES[word], usual if detail is None else level_of(detail), word)
 
 
 def _spoken(name: str, role: str) -> str:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NoReturn, Protocol, SupportsFloat
 
 from layerscope.capture.core.collector import StepSummaries
 from layerscope.capture.core.lifetime import call_in_forked_children, is_interrupted, keep_with, let_go
-from layerscope.capture.core.loop_api import EndedStep, InLoop, Ring
+from layerscope.capture.core.loop_api import EndedStep, EndedSteps, InLoop
 from layerscope.capture.core.named_tensors import DependencyCache, Detail, NamedStep, NamedTensorReader, NodeSpec
 from layerscope.capture.core.schedule import Balance, Budget, Cadence, Every, Keeping
 from layerscope.errors import LayerscopeWarning, StateError
@@ -105,8 +105,8 @@ class When:
     every: Every
     budget: Budget = field(default_factory=Budget)
     keeping: Keeping = field(default_factory=Keeping)  # decides at the end of steps that the schedule does not want
-    ring: int = 0  # of so many steps all is held after they ended
-    depth: Detail = field(default_factory=Detail)
+    keep_last: int = 0  # of so many steps all is held after they ended
+    detail: Detail = field(default_factory=Detail)
 
     @property
     def evaluation(self) -> int:
@@ -165,8 +165,8 @@ class Recorder(InLoop):
         self._cadence = Cadence(when.every)
         self._budget = when.budget
         self._keeping = when.keeping
-        self._depth = when.depth
-        self._ring = Ring(when.ring)
+        self._detail = when.detail
+        self._ended_steps = EndedSteps(when.keep_last)
         self._balance = Balance()
         self._first_step = self._step = first_step
         self._names: set[str] = set()  # of metrics
@@ -213,7 +213,7 @@ class Recorder(InLoop):
         if not on:
             self._stop_listening()
             self._listener.pause()
-            self._ring.forget_before(self._step)
+            self._ended_steps.forget_before(self._step)
             return
         self._listener.end_step(self._step - 1)
         if self._pace.at_begin == self._progress():
@@ -269,18 +269,18 @@ class Recorder(InLoop):
         late = now.late
         reason = "schedule" if self._wanted else "keep_if" if kept else ""
         reason = late.reason if late is not None else reason
-        self._listener.end_step(self._step, recorded=bool(reason), held=self._ring.size > 0)
-        if not reason and not self._ring.size:
+        self._listener.end_step(self._step, recorded=bool(reason), held=self._ended_steps.size > 0)
+        if not reason and not self._ended_steps.size:
             self._listener.discard()
             return None
         ended = EndedStep(self._step, self._listener.finish(self._step, now), now)
         if ended.taken.dependence is not None:
             self._book.learn(now.type, ended.taken.dependence)
         if not reason:
-            self._ring.hold(ended)
+            self._ended_steps.hold(ended)
             return None
-        before = self._ring.size if kept else 0 if late is None else late.before
-        for earlier in self._ring.take(self._step - before):
+        before = self._ended_steps.size if kept else 0 if late is None else late.before
+        for earlier in self._ended_steps.take(self._step - before):
             self._put(earlier, f"before step {self._step}")
         self._put(ended, reason)
         self._cadence.note(self._step, now.type)
@@ -400,7 +400,7 @@ class Recorder(InLoop):
             return
         affordable = self._budget.affords()
         self._wanted = affordable and self._cadence.wants(self._step, type)
-        if not self._wanted and not (affordable and (self._keeping.is_late or self._ring.size)):
+        if not self._wanted and not (affordable and (self._keeping.is_late or self._ended_steps.size)):
             self._stop_listening()
         else:
             if not self._listening:
@@ -408,7 +408,7 @@ class Recorder(InLoop):
             self._listening = True
             named = self._listener.named
             known = (self._book.known, self._nodes)
-            self._now = NamedStep(named, self._depth, self._ring.size > 0, *known, self._type)
+            self._now = NamedStep(named, self._detail, self._ended_steps.size > 0, *known, self._type)
             named.begin(expected=type is not None, traced=self._book.wants(self._type))
         self._pace.listening_s = time.perf_counter() - began_s
 

@@ -190,7 +190,7 @@ class NamedSubgraph:
         parts: dict[str, TensorType] = {}
         roles: dict[str, dict[str, tuple[int, ...]]] = {}
         for entry in entries:
-            parts.setdefault(entry.label, entry.part)
+            parts.setdefault(entry.label, entry.type)
             shape = self._first.setdefault((entry.label, entry.role), entry.shape)
             roles.setdefault(entry.label, {})[entry.role] = shape
         used = {self._group[name] for entry in entries for name in links.get(entry, ()) if isinstance(name, str)}

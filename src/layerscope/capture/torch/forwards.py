@@ -53,9 +53,9 @@ class Call:
         """Whether the module is training."""
         return Mode.TRAIN if self.module.training else Mode.EVAL
 
-    def place(self, port: str, kind: Kind, reading: Phase = Phase.FORWARD) -> SeriesKey:
+    def place(self, port: str, kind: Kind, phase: Phase = Phase.FORWARD) -> SeriesKey:
         """The place of a tensor that the call takes or gives, or of its gradient."""
-        return SeriesKey(self.site, port, kind, self.mode, reading, self.context)
+        return SeriesKey(self.site, port, kind, self.mode, phase, self.context)
 
 
 class Thread(threading.local):
@@ -169,7 +169,7 @@ class Forwards:
         if Kind.TENSOR in self._targets.kinds and (call is None or not call.again):
             self._intake.add(tensor, place)
         if Kind.TENSOR_GRAD in self._targets.kinds and tensor.requires_grad:
-            self._gradients.follow(tensor, place._replace(kind=Kind.TENSOR_GRAD, reading=Phase.BACKWARD))
+            self._gradients.follow(tensor, place._replace(kind=Kind.TENSOR_GRAD, phase=Phase.BACKWARD))
 
     def _add_named(self, call: Call, tensor: Tensor, site: str) -> None:
         """Add a tensor that was named inside a call to the graph."""

@@ -457,4 +457,4 @@ def listener(
     if not selection.is_bare:
         sink.put(CallGraph(module_nodes(selection.model)))
     extent = replace(extent, evaluation=when.evaluation)
-    return TorchListener(selection, Collector(sink), report, extent, Settings(when.depth, when.ring > 0))
+    return TorchListener(selection, Collector(sink), report, extent, Settings(when.detail, when.keep_last > 0))

@@ -37,7 +37,7 @@ _SHARDS = (
 class Settings(NamedTuple):
     """How much is kept of what is named."""
 
-    depth: Detail
+    detail: Detail
     holds: bool  # all samples until the step ends, for some may be chosen then
 
 
@@ -58,8 +58,8 @@ class TorchNamedTensors:
         self._guard = guard
         self._selection = selection
         self._cut = NamedSubgraph()
-        self._depth = settings.depth
-        self._taker = NamedTensorSummarizer(self._intake, settings.depth, holds=settings.holds)
+        self._detail = settings.detail
+        self._taker = NamedTensorSummarizer(self._intake, settings.detail, holds=settings.holds)
         self._places = NamedSeries()
         self._series: dict[tuple[object, ...], int] = {}
         self._with_gradients = Kind.TENSOR_GRAD in selection.kinds
@@ -357,10 +357,10 @@ class TorchNamedTensors:
         lowered = frozenset(self._taker.too_large)
         if lowered and not lowered <= self._lowered:
             self._lowered |= lowered
-            size, names = self._depth.bytes_per_step, ", ".join(map(repr, self._taker.too_large))
+            size, names = self._detail.bytes_per_step, ", ".join(map(repr, self._taker.too_large))
             self._intake.report(
-                f"Values of {names} are kept at a lower depth: more than {size:,} "
-                "bytes would be kept of one step. Give watch(depth=Depth(bytes_per_step=…)) for more.",
+                f"Values of {names} are kept at a lower detail: more than {size:,} "
+                "bytes would be kept of one step. Give watch(detail=Detail(bytes_per_step=…)) for more.",
             )
 
 

@@ -93,7 +93,7 @@ class NamedSeries:
     def __init__(self, samples: tuple[int, ...] = ()) -> None:
         self.samples = samples
         self._known: dict[tuple[int, int, bool], tuple[Ids, Ids, bool]] = {}
-        self.extras: dict[tuple[int, ...], tuple[Ids, tuple[str, ...]]] = {}  # series and names of each number
+        self.custom: dict[tuple[int, ...], tuple[Ids, tuple[str, ...]]] = {}  # series and names of each number
 
     def of(self, batch: int, held: int, *, every: bool) -> tuple[Ids, Ids, bool]:
         """Those whose values are held, those that are not, and whether the former are all that is held, in order."""
@@ -127,7 +127,7 @@ class StepRecordBuilder:
             self._add(take)
         self._hand_over()
         if any(take.batch >= 0 or take.singular is not None for take in takes):
-            self._records.append(self._extras(takes))
+            self._records.append(self._custom(takes))
         return self._records
 
     def _add(self, take: NamedSummary) -> None:
@@ -160,7 +160,7 @@ class StepRecordBuilder:
         self.kept_bytes += self._waiting_bytes
         self._series, self._samples, self._arrays, self._waiting_bytes = [], [], [], 0
 
-    def _extras(self, takes: Sequence[NamedSummary]) -> CustomStatistics:
+    def _custom(self, takes: Sequence[NamedSummary]) -> CustomStatistics:
         """Statistics over the batch of those over each sample, and largest singular values."""
         batches = [take for take in takes if take.batch >= 0]
         matrices = [take for take in takes if take.singular is not None]
@@ -170,13 +170,13 @@ class StepRecordBuilder:
             numbers[[not take.is_value for take in batches]] /= self._scale
             singular[[not take.is_value for take in matrices]] /= self._scale
         series = (*(take.series for take in batches), -1, *(take.series for take in matrices))
-        known = self._places.extras.get(series)
+        known = self._places.custom.get(series)
         if known is None:
-            self._places.extras.clear()
+            self._places.custom.clear()
             repeated = np.repeat(np.array(series[: len(batches)], np.int32), len(BATCH_STATISTICS))
             whose = np.append(repeated, np.array(series[len(batches) + 1 :], np.int32))
             known = whose, BATCH_STATISTICS * len(batches) + (SINGULAR_MAX,) * len(matrices)
-            self._places.extras[series] = known
+            self._places.custom[series] = known
         return CustomStatistics(self._step, *known, np.append(numbers, singular) if matrices else numbers.ravel())
 
 
@@ -193,7 +193,7 @@ _MOST_PLANS = 4096
 
 
 class Plan(NamedTuple):
-    """What is read at once of tensors of one form, type and depth."""
+    """What is read at once of tensors of one form, type and detail."""
 
     batch: int  # samples whose statistics are made
     held: int  # samples whose values are copied
@@ -206,10 +206,10 @@ class Plan(NamedTuple):
 class NamedTensorSummarizer:
     """Takes tensors in, as deep as is asked for; `start_over` with each step."""
 
-    def __init__(self, intake: Summarizer, depth: Detail, *, holds: bool) -> None:
+    def __init__(self, intake: Summarizer, detail: Detail, *, holds: bool) -> None:
         self.rows = RowArena()
         self._intake = intake
-        self._depth = depth
+        self._detail = detail
         self._holds = holds  # all samples until the step ends, for some may be chosen then
         self._lock = threading.RLock()  # forward hooks may run in several threads
         self._plans: dict[tuple[object, ...], Plan | None] = {}  # None: it takes several looks
@@ -236,7 +236,7 @@ class NamedTensorSummarizer:
                 self._intake.forget(tensor)
                 row = None
             plan = None if place is None or row is not None else self._plan(entry, tensor, place, is_value=is_value)
-            if plan is None or place is None or self.bytes + plan.counted > self._depth.bytes_per_step:
+            if plan is None or place is None or self.bytes + plan.counted > self._detail.bytes_per_step:
                 take = self._slowly(entry, tensor, is_value=is_value)
             else:
                 take = self._at_once(NamedSummary(entry, WORDS[place[2] & 255], is_value=is_value), tensor, place, plan)
@@ -315,16 +315,16 @@ class NamedTensorSummarizer:
 
     def _wanted(self, entry: NamedTensor, level: int) -> int:
         """How many samples are to be held."""
-        return entry.batch if level == ALL or self._holds else min(self._depth.samples, entry.batch)
+        return entry.batch if level == ALL or self._holds else min(self._detail.samples, entry.batch)
 
     def _hold(self, take: NamedSummary, tensor: Tensor) -> None:
         """Copy as many values as are asked for and fit."""
-        entry, depth = take.entry, self._depth
-        wanted, few = self._wanted(entry, take.level), min(depth.samples, entry.batch)
+        entry, detail = take.entry, self._detail
+        wanted, few = self._wanted(entry, take.level), min(detail.samples, entry.batch)
         whole = tensor.numel() * kept_size(tensor, is_value=take.is_value)
         for samples in (wanted, few) if wanted > few else (wanted,):
             size = samples * (whole // entry.batch) if entry.batch else whole
-            if self.bytes + size <= depth.bytes_per_step:
+            if self.bytes + size <= detail.bytes_per_step:
                 take.array, take.held = copied(tensor, entry, samples), samples
                 self.bytes += size
                 break

@@ -270,8 +270,8 @@ class Parameters:
         return (parameter for group in optimizer.param_groups for parameter in group["params"] if parameter in chosen)
 
 
-def _places(names: Iterable[str], kind: Kind, reading: Phase = Phase.OPTIMIZER) -> list[SeriesKey]:
-    return [SeriesKey(name, kind.value, kind, Mode.TRAIN, reading) for name in names]
+def _places(names: Iterable[str], kind: Kind, phase: Phase = Phase.OPTIMIZER) -> list[SeriesKey]:
+    return [SeriesKey(name, kind.value, kind, Mode.TRAIN, phase) for name in names]
 
 
 def _update(parameter: Tensor, before: Tensor) -> tuple[Tensor, float | None]:

@@ -28,7 +28,7 @@ class SeriesKey(NamedTuple):
     port: str
     kind: Kind
     mode: Mode
-    reading: Phase
+    phase: Phase
     context: str = ""
     local: str = ""  # what this process holds of the tensor, if not all of it
 
@@ -114,7 +114,7 @@ class Summarizer:
         if self._own is not None:
             if is_oversized(tensor):
                 what = f"{kind.value} of {site!r}"
-                self.tell_once(f"own {what}", f"{what} has no statistics of your own: it is a view too large to copy.")
+                self.tell_once(f"own {what}", f"{what} has no custom statistics: it is a view too large to copy.")
             else:
                 self._add_own(tensor, row)
         return row
@@ -157,7 +157,7 @@ class Summarizer:
                 numbers = {_name(name): float(value) for name, value in self._own(tensor.detach()).items()}
         except Exception as error:  # noqa: BLE001  it is the user's: told once, and the rest is recorded
             self._own = None
-            self.report(f"The statistics of your own are left out: {type(error).__name__}: {error}")
+            self.report(f"The custom statistics are left out: {type(error).__name__}: {error}")
             return
         for name, number in numbers.items():
             self.collector.add_extra(row, name, number)

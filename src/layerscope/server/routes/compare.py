@@ -57,7 +57,7 @@ class Comparing:
         stat = request.query_params.get("stat", "")
         metrics: dict[str, MetricCurves] = {name: {} for name in names}
         ends: list[int] = []
-        known: set[str] = set()  # an own statistic of one run may be missing in the others
+        known: set[str] = set()  # an custom statistic of one run may be missing in the others
         held = []
         for one, opened in self._each(request, names):
             held.append(one)

@@ -38,7 +38,7 @@ def sampled(graph: Dependencies) -> tuple[str, ...]:
     return tuple(
         f"{node.name}@{role}" if role else node.name
         for node in graph.nodes
-        if node.part is not TensorType.PARAMETER
+        if node.type is not TensorType.PARAMETER
         for role, shape in node.roles
         if shape
     )

@@ -34,8 +34,8 @@ from layerscope.store.traces import (
     without_collection,
 )
 from layerscope.views import trace_page as page
-from layerscope.views.trace_graph import PassGraph
-from layerscope.views.trace_page import FIELDS, PassOverview, overview
+from layerscope.views.trace_graph import TraceGraph
+from layerscope.views.trace_page import FIELDS, TraceOverview, overview
 from layerscope.views.values import ValueView, coarse, cut, value_view
 
 KEPT = 3  # traces held in memory
@@ -74,7 +74,7 @@ class OpenTrace:
 
     folder: Path
     head: TraceHead
-    graphs: dict[bool, PassGraph] = field(default_factory=dict)
+    graphs: dict[bool, TraceGraph] = field(default_factory=dict)
 
     @cached_property
     def naming(self) -> Naming:
@@ -82,7 +82,7 @@ class OpenTrace:
         return name_layers(self.head.record)
 
     @cached_property
-    def overview(self) -> PassOverview:
+    def overview(self) -> TraceOverview:
         """What it is made of, and the operations that take the most."""
         return overview(self.head.record, self.naming)
 
@@ -91,12 +91,12 @@ class OpenTrace:
         """The values and gradients that were kept."""
         return {what: tensors_of(self.folder, name, self.head) for what, name in FILES.items()}
 
-    def graph(self, *, rolled: bool) -> PassGraph:
+    def graph(self, *, rolled: bool) -> TraceGraph:
         """Its graph: passes of a layer as one node, or each as its own."""
         if rolled not in self.graphs:
             if len(self.head.record.operations) > FEW:
                 self.graphs.clear()
-            self.graphs[rolled] = PassGraph(Nesting(self.head.record, self.naming, rolled=rolled))
+            self.graphs[rolled] = TraceGraph(Nesting(self.head.record, self.naming, rolled=rolled))
         return self.graphs[rolled]
 
     def operation(self, request: Request) -> Operation:
@@ -158,23 +158,23 @@ class Traces:
             raise SelectError(f"The run has no trace {name[:40]!r}. It has {len(folders)} of them.")
         return self._opened(folders[name])
 
-    def graph(self, opened: OpenRunEntry, name: str, request: Request) -> page.PassPicture:
+    def graph(self, opened: OpenRunEntry, name: str, request: Request) -> page.TracePicture:
         """The modules of the graph, and what is in those that are open at first, or in all if they are few."""
         with without_collection():
             return self._asked(opened, request).graph(rolled=_is_rolled(request)).view()
 
-    def groups(self, opened: OpenRunEntry, name: str, request: Request) -> page.PassGroups:
+    def groups(self, opened: OpenRunEntry, name: str, request: Request) -> page.TraceGroups:
         """What is in some groups, given by their numbers."""
         graph = self._asked(opened, request).graph(rolled=_is_rolled(request))
         return graph.groups([at for at in _numbers(request, "of") if graph.has_group(at)])
 
-    def numbers(self, opened: OpenRunEntry, name: str, request: Request) -> page.PassNumbers:
+    def numbers(self, opened: OpenRunEntry, name: str, request: Request) -> page.TraceNumbers:
         """A field of operations by part of the graph."""
         field = chosen(request, "field", FIELDS)
         graph = self._asked(opened, request).graph(rolled=_is_rolled(request))
-        return page.PassNumbers(field, *graph.numbers(field))
+        return page.TraceNumbers(field, *graph.numbers(field))
 
-    def overview(self, opened: OpenRunEntry, name: str, request: Request) -> PassOverview:
+    def overview(self, opened: OpenRunEntry, name: str, request: Request) -> TraceOverview:
         """What the trace is made of, and the operations that take the most."""
         return self._asked(opened, request).overview
 

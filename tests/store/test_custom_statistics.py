@@ -1,4 +1,4 @@
-"""Own statistics, costs and the last step: the right rows in whatever files they are."""
+"""Custom statistics, costs and the last step: the right rows in whatever files they are."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.store.runs import NO_SAMPLES, check_numbers, cost_at, extras, put_ste
 
 @pytest.fixture(params=["segments", "parts", "both"])
 def run(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    """Ten steps, with two own statistics of the first two series, in the three states a run can be in."""
+    """Ten steps, with two custom statistics of the first two series, in the three states a run can be in."""
     folder = tmp_path / "run"
     for steps in (range(6), range(6, 10)):
         sink = FolderSink(create(folder, resume=True), compact=False)
@@ -31,8 +31,8 @@ def run(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     return folder
 
 
-def test_own_statistics_come_by_series_name_and_step(run: Path) -> None:
-    rows = Reader(run).extras().select(["series", "name", "step", "value"]).to_pylist()
+def test_custom_statistics_come_by_series_name_and_step(run: Path) -> None:
+    rows = Reader(run).custom_statistics().select(["series", "name", "step", "value"]).to_pylist()
     keys = [(series, name, step) for series in range(2) for name in ("other", "own") for step in range(10)]
     assert [tuple(row.values()) for row in rows] == [
         (series, name, step, value_at(series, step, name)) for series, name, step in keys
@@ -40,16 +40,16 @@ def test_own_statistics_come_by_series_name_and_step(run: Path) -> None:
 
 
 def test_a_choice_of_series_steps_and_names_gives_those_rows(run: Path) -> None:
-    table = Reader(run).extras([1, 2], (5, 7), ["own"])
+    table = Reader(run).custom_statistics([1, 2], (5, 7), ["own"])
     assert table.select(["series", "name", "step"]).to_pylist() == [
         {"series": 1, "name": "own", "step": step} for step in (5, 6, 7)
     ]
-    assert Reader(run).extras(names=["nothing"]).num_rows == 0
+    assert Reader(run).custom_statistics(names=["nothing"]).num_rows == 0
     assert Reader(run).extra_names == ["other", "own"]
 
 
 def test_costs_come_by_step(run: Path) -> None:
-    assert Reader(run).costs()["step"].to_pylist() == list(range(10))
+    assert Reader(run).overhead()["step"].to_pylist() == list(range(10))
     assert check_numbers(Reader(run))
 
 
@@ -102,27 +102,27 @@ def test_later_sessions_win_by_series_name_and_step_and_history_keeps_both(tmp_p
         sink.close()
     for _ in range(2):  # in segments, then in parts
         reader = Reader(folder)
-        found = {row["name"]: (row["session"], row["value"]) for row in reader.extras().to_pylist()}
+        found = {row["name"]: (row["session"], row["value"]) for row in reader.custom_statistics().to_pylist()}
         assert found == {"own": (2, 2 * value_at(0, 5, "own")), "other": (1, value_at(0, 5, "other"))}
-        assert reader.extras(history=True).num_rows == 3
-        assert (reader.costs()["session"].to_pylist(), reader.costs(history=True).num_rows) == ([2], 2)
+        assert reader.custom_statistics(history=True).num_rows == 3
+        assert (reader.overhead()["session"].to_pylist(), reader.overhead(history=True).num_rows) == ([2], 2)
         compact(folder)
 
 
-def test_own_statistics_of_lost_series_are_left_out_and_counted(tmp_path: Path) -> None:
+def test_custom_statistics_of_lost_series_are_left_out_and_counted(tmp_path: Path) -> None:
     sink = FolderSink(create(tmp_path / "run"), compact=False)
     put_steps(sink, range(3))
     sink.close()
     shutil.rmtree(tmp_path / "run/segments/series")
     reader = Reader(tmp_path / "run")
-    assert reader.extras().num_rows == 0
+    assert reader.custom_statistics().num_rows == 0
     assert reader.problems[UNKNOWN_EXTRAS] == 12
 
 
 def test_parts_of_own_statistics_are_sorted_and_found_by_series(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(parts.ROW_GROUP, "extras", 20)
+    monkeypatch.setitem(parts.ROW_GROUP, "custom_statistics", 20)
     monkeypatch.setattr(compaction, "_PIECE_BYTES", 500)
     sink = FolderSink(create(tmp_path / "run"))
     ids = put_steps(sink, [], width=8)
@@ -136,7 +136,7 @@ def test_parts_of_own_statistics_are_sorted_and_found_by_series(
     place = file.schema_arrow.names.index("series")
     bounds = [file.metadata.row_group(group).column(place).statistics for group in range(file.num_row_groups)]
     assert [(bound.min, bound.max) for bound in bounds] == [(series // 2, series // 2) for series in range(16)]
-    assert set(Reader(tmp_path / "run").extras([3])["series"].to_pylist()) == {3}
+    assert set(Reader(tmp_path / "run").custom_statistics([3])["series"].to_pylist()) == {3}
 
 
 def test_resume_never_gives_a_new_series_a_number_that_an_own_statistic_uses(tmp_path: Path) -> None:

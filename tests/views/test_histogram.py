@@ -14,7 +14,7 @@ from layerscope.model.records import Floats
 from layerscope.views.histogram import SHARES, histogram_view
 from layerscope.views.scalar import Screen
 from layerscope.views.scales import AxisKind
-from tests.viz.histories import history_of
+from tests.views.histories import history_of
 
 AXES = list(AxisKind)
 

@@ -14,8 +14,8 @@ from layerscope.graph.layout_x import median, settle
 from layerscope.graph.order import LayoutFlow, order
 from layerscope.model.trace_record import TraceRecord
 from layerscope.views.draw.picture import DrawOptions, graph_view, orderings
-from tests.viz import graphs
-from tests.viz.geometry import faults
+from tests.views import graphs
+from tests.views.geometry import faults
 
 
 def crossings(record: TraceRecord, **opening: object) -> int:

@@ -8,7 +8,7 @@ import numpy as np
 
 from layerscope.model.records import Dependencies, TensorType
 from layerscope.views.dependencies import DependencyView, NodePositions, dependency_view
-from tests.viz.naming import FIRST, INITIAL, LAST, link, node
+from tests.views.naming import FIRST, INITIAL, LAST, link, node
 
 PLACES = NodePositions((INITIAL, FIRST, LAST))
 
@@ -63,7 +63,7 @@ def test_every_line_goes_from_the_right_side_of_its_source_to_the_left_side_of_i
 def test_a_source_of_an_earlier_iteration_is_a_node_of_its_own() -> None:
     view = dependency_view(FIRST, PLACES, "memory", "")
     assert ("memory*", "memory") in links(view)
-    at = view.parts.index("earlier")
+    at = view.types.index("earlier")
     assert (view.names[at], view.back[at], view.details[at]) == ("memory", 1, "1 iteration ago")
 
 
@@ -84,7 +84,7 @@ def test_a_link_that_only_another_role_has_is_thin() -> None:
 
 def test_a_node_that_the_iteration_lacks_keeps_its_place() -> None:
     view = dependency_view(FIRST, PLACES, "loss", "")
-    assert view.parts[view.names.index("loss")] == "absent"
+    assert view.types[view.names.index("loss")] == "absent"
     assert box(view, "loss") == box(dependency_view(LAST, PLACES, "loss", ""), "loss")
     assert "nothing such" not in dependency_view(FIRST, PLACES, "nothing such", "").names
 

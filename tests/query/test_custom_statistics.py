@@ -1,4 +1,4 @@
-"""Own statistics, costs, graph and last step of a run, as its user sees them."""
+"""Custom statistics, costs, graph and last step of a run, as its user sees them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def own(step: int, rows_of_step: dict[tuple[int, str], float]) -> CustomStatisti
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> RunTables:
-    """Four steps of three series, the first two with own statistics at some; at step 9 there are only own ones."""
+    """Four steps of three series, the first two with custom statistics at some; at step 9 there are only own ones."""
     folder = tmp_path_factory.mktemp("runs") / "run"
     sink = FolderSink(create(folder))
     ids = [sink.series_id(series_at(place)) for place in range(3)]
@@ -42,7 +42,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> RunTables:
     return RunTables(folder)
 
 
-def test_own_statistics_are_further_columns_and_null_where_there_are_none(run: RunTables) -> None:
+def test_custom_statistics_are_further_columns_and_null_where_there_are_none(run: RunTables) -> None:
     table = run.stats()
     assert table.columns[-2:] == ["entropy", "sparsity"]
     found = {(r["site"], r["step"]): r for r in table.arrow().to_pylist()}
@@ -61,7 +61,7 @@ def test_a_row_without_moments_has_own_statistics_and_nulls(run: RunTables) -> N
     assert run.stats(stat="count", steps=(9, 9)).shape[0] == 0
 
 
-def test_own_statistics_alone_give_the_rows_that_have_them(run: RunTables) -> None:
+def test_custom_statistics_alone_give_the_rows_that_have_them(run: RunTables) -> None:
     table = run.stats(stat="sp*")
     assert list(zip(table["site"], table["step"], strict=True)) == [("layer.0", 0), ("layer.0", 2), ("layer.2", 9)]
     assert table.columns == ["step", *tables.IDENTITY, "sparsity"]
@@ -80,7 +80,7 @@ def test_a_wrong_name_is_told_the_nearest_of_all(run: RunTables) -> None:
 
 
 def test_a_name_that_is_taken_is_left_out_and_every_column_is_reserved(run: RunTables) -> None:
-    assert run.own_statistics == ("entropy", "sparsity")
+    assert run.custom_statistics == ("entropy", "sparsity")
     assert run.statistics == (*derived.STATS, "entropy", "sparsity")
     assert {"step", *tables.IDENTITY, *derived.STATS} <= derived.RESERVED
     assert all(name == name.lower() for name in derived.RESERVED)
@@ -96,7 +96,7 @@ def test_a_curve_has_the_steps_that_have_the_statistic(run: RunTables) -> None:
 
 
 def test_cost_has_the_share_of_each_step_and_null_for_a_step_of_no_length(run: RunTables) -> None:
-    cost = run.cost()
+    cost = run.overhead()
     assert cost.columns == ["step", "step_s", "recording_s", "share", "summaries", "bytes", "rank"]
     assert cost["share"] == [None, 0.25, 0.25, 0.25]
     assert cost["bytes"] == [1000, 1001, 1002, 1003]
@@ -104,7 +104,7 @@ def test_cost_has_the_share_of_each_step_and_null_for_a_step_of_no_length(run: R
 
 def test_sql_sees_own_statistics_and_costs(run: RunTables) -> None:
     assert run.sql("select max(entropy) as top from stats where site = 'layer.1'")["top"] == [3.0]
-    assert run.sql("select sum(recording_s) as s from costs")["s"] == [0.5]
+    assert run.sql("select sum(recording_s) as s from overhead")["s"] == [0.5]
 
 
 def test_the_graph_and_the_last_step_are_those_recorded(run: RunTables) -> None:
@@ -117,7 +117,7 @@ def test_the_graph_and_the_last_step_are_those_recorded(run: RunTables) -> None:
 def test_show_names_own_statistics_and_what_recording_took(run: RunTables, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["show", str(run.path)]) == 0
     shown = capsys.readouterr().out
-    assert "own statistics: entropy, sparsity" in shown
+    assert "custom statistics: entropy, sparsity" in shown
     assert "recording took 33.3 % of the time of 4 steps" in shown
     assert main(["show", str(run.path), "layer.2"]) == 0
     assert "sparsity" in capsys.readouterr().out

@@ -18,7 +18,7 @@ from layerscope.store.folder import create
 from layerscope.store.manifests import sealed
 from layerscope.store.traces import OPERATIONS, RECORD, StoredTrace, read_head, read_outline, read_pass, write_pass
 from tests.store.runs import forge
-from tests.viz import graphs
+from tests.views import graphs
 
 
 def odd() -> TraceRecord:

@@ -10,7 +10,7 @@ from layerscope.errors import SelectError
 from layerscope.graph.collapse import MOST_READABLE, Drawable, Opening, collapse
 from layerscope.graph.op_blocks import BlockRole, passes_text
 from layerscope.model.trace_record import TraceRecord
-from tests.viz import graphs
+from tests.views import graphs
 
 
 def shown(record: TraceRecord, opening: Opening) -> Drawable:
@@ -144,7 +144,7 @@ def test_an_unknown_module_is_answered_with_its_nearest_names() -> None:
 
 
 def test_a_depth_of_nothing_is_refused() -> None:
-    with pytest.raises(SelectError, match="Depth 1"):
+    with pytest.raises(SelectError, match="Detail 1"):
         shown(graphs.chain(2), Opening(depth=0))
 
 

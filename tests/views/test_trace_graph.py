@@ -14,10 +14,10 @@ from layerscope.graph.layers import name_layers
 from layerscope.graph.op_blocks import Nesting
 from layerscope.model.trace_record import TraceRecord
 from layerscope.views import trace_graph
-from layerscope.views.trace_graph import PassGraph
-from layerscope.views.trace_page import PassPicture
-from tests.viz import graphs
-from tests.viz.graphs import Pass
+from layerscope.views.trace_graph import TraceGraph
+from layerscope.views.trace_page import TracePicture
+from tests.views import graphs
+from tests.views.graphs import Pass
 
 
 def looped() -> Pass:
@@ -40,17 +40,17 @@ def nested(record: TraceRecord, *, rolled: bool = True) -> Nesting:
     return Nesting(record, name_layers(record), rolled=rolled)
 
 
-def view(rolled: bool = True) -> PassPicture:
-    return PassGraph(nested(looped().record(), rolled=rolled)).view()
+def view(rolled: bool = True) -> TracePicture:
+    return TraceGraph(nested(looped().record(), rolled=rolled)).view()
 
 
-def parents(picture: PassPicture) -> dict[int, int]:
+def parents(picture: TracePicture) -> dict[int, int]:
     """The part around each part that was sent."""
     sent = (picture.modules, picture.inside.operations)
     return {part: around for parts in sent for part, around in zip(parts.parts, parts.parents, strict=True)}
 
 
-def names(picture: PassPicture) -> dict[int, str]:
+def names(picture: TracePicture) -> dict[int, str]:
     sent = (picture.modules, picture.inside.operations)
     return {part: name for parts in sent for part, name in zip(parts.parts, parts.names, strict=True)}
 
@@ -99,20 +99,20 @@ def test_a_module_is_told_by_the_first_of_the_tensors_it_returns_and_how_many_th
             given, _ = self.lstm(x)
             return torch.tanh(given[-1])
 
-    graph = PassGraph(nested(ls.trace(Recurrent(), torch.randn(5, 2, 8)).record)).view()
+    graph = TraceGraph(nested(ls.trace(Recurrent(), torch.randn(5, 2, 8)).record)).view()
     assert dict(zip(graph.modules.names, graph.modules.details, strict=True))["lstm"] == "LSTM 5×2×48 +2"
 
 
 def test_an_operation_that_stands_for_its_module_names_it() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.Sequential(nn.ReLU(), nn.Linear(4, 2)))
-    graph = PassGraph(nested(ls.trace(model, torch.randn(3, 4)).record)).view()
+    graph = TraceGraph(nested(ls.trace(model, torch.randn(3, 4)).record)).view()
     leaves = graph.inside.operations
     found = dict(zip(leaves.names, leaves.details, strict=True))
     assert (found["linear_1_1"], found["relu_1_2"], found["linear_2_3"]) == ("@ 0 · 3×4", "@ 0 · 3×4", "@ 1 · 3×2")
 
 
 def test_times_of_a_module_are_those_of_its_operations_added_up() -> None:
-    graph = PassGraph(nested(looped().record()))
+    graph = TraceGraph(nested(looped().record()))
     numbers = dict(zip(*graph.numbers("elapsed_s"), strict=True))
     encoder = next(part for part, name in names(graph.view()).items() if name == "encoder")
     inside = [part for part, parent in parents(graph.view()).items() if parent == encoder]
@@ -121,7 +121,7 @@ def test_times_of_a_module_are_those_of_its_operations_added_up() -> None:
 
 def test_a_module_tells_its_costs_and_the_operation_of_its_output() -> None:
     model = nn.Sequential(nn.Sequential(nn.Linear(4, 4), nn.ReLU()), nn.Linear(4, 2))
-    modules = PassGraph(nested(ls.trace(model, torch.randn(3, 4)).record)).view().modules
+    modules = TraceGraph(nested(ls.trace(model, torch.randn(3, 4)).record)).view().modules
     first = modules.names.index("0")
     assert modules.operations[first] == 2
     told = dict(line.split("\t") for line in modules.facts[first].splitlines())
@@ -132,7 +132,7 @@ def test_a_large_graph_is_sent_as_modules_and_its_operations_with_their_groups(m
     whole = view()
     monkeypatch.setattr(trace_graph, "SENT_WHOLE", 3)
     monkeypatch.setattr(trace_graph, "readable", lambda *_: {0})
-    graph = PassGraph(nested(looped().record()))
+    graph = TraceGraph(nested(looped().record()))
     picture = graph.view()
     assert [group.group for group in picture.inside.groups] == [0]
     assert picture.modules.parts == whole.modules.parts

@@ -8,7 +8,7 @@ import pytest
 from layerscope.views.compare import RunHistory, histograms_view, over_time_view
 from layerscope.views.scalar import Screen
 from layerscope.views.scales import AxisKind
-from tests.viz.histories import history_of
+from tests.views.histories import history_of
 
 
 @pytest.mark.parametrize("axis", list(AxisKind))

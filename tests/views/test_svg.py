@@ -19,7 +19,7 @@ from layerscope.views.draw.picture import DrawOptions, EdgeStyle, GraphView, gra
 from layerscope.views.draw.svg import svg
 from layerscope.views.draw.text_width import shortened, text_width
 from layerscope.views.scales import STOPS, color, is_dark
-from tests.viz import graphs
+from tests.views import graphs
 
 SPACE = "{http://www.w3.org/2000/svg}"
 
