@@ -140,7 +140,7 @@ def small(repeat: int) -> list[Row]:
     ]
 
 
-def derived(repeat: int) -> list[Row]:
+def derivation(repeat: int) -> list[Row]:
     """Reading a heat map's worth of histograms off encoded summaries."""
     arena, scale = kernel.Arena(), np.geomspace(1e-3, 1, 1000)
     normal = torch.randn(20_000)
@@ -168,7 +168,7 @@ def main() -> None:
     torch.set_num_threads(1)
     rows = large(options.elements, options.repeat) + by_threads(options.elements, options.repeat)
     rows += small(options.repeat)
-    rows += without_compiler(min(options.elements, 1_000_000)) + derived(options.repeat)
+    rows += without_compiler(min(options.elements, 1_000_000)) + derivation(options.repeat)
     print(f"compiled kernel: {kernel.COMPILED}")
     for row in rows:
         print(f"{row['what']:72} {row['measured']:34} {row['limit']}")

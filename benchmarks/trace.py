@@ -26,8 +26,8 @@ from benchmarks.trace_subjects import SUBJECTS, Subject, loop
 from layerscope.capture.torch.trace.describe import describe
 from layerscope.capture.torch.trace.tracer import Tracer
 from layerscope.graph.layers import name_layers
+from layerscope.views.draw.output import svg
 from layerscope.views.draw.picture import DrawOptions, graph_view
-from layerscope.views.draw.svg import svg
 
 Row = dict[str, str]
 FIRST_TRACE = """

@@ -63,9 +63,9 @@ def watch(  # noqa: PLR0913  the one verb that takes everything about a recordin
 
     Several models are watched together by their names: `watch({"generator": g, "discriminator": d}, [opt_g, opt_d])`.
     Without a model, only what the loop itself names with `record()` is recorded. `every` may be a dict, from types of
-    steps (`begin(type=…)`; globs) to numbers or schedules. `detail` is how much is kept of named tensors. `keep_last` is how
-    many ended steps stay in memory, so that `keep()` may decide late. With `enabled=False` nothing is recorded and no
-    folder is made until `run.enabled = True`.
+    steps (`begin(type=…)`; globs) to numbers or schedules. `detail` is how much is kept of named tensors. `keep_last`
+    is how many ended steps stay in memory, so that `keep()` may decide late. With `enabled=False` nothing is recorded
+    and no folder is made until `run.enabled = True`.
     """
     from layerscope.capture.core.recorder import disabled
 

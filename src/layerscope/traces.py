@@ -317,7 +317,7 @@ class Trace:
 
     def draw(self, path: str | Path | None = None, **options: Any) -> str:  # Any: the fields of DrawOptions
         """The graph as SVG text, also written to a file: `.svg`, `.png` or `.dot`. Options: see `DrawOptions`."""
-        from layerscope.views.draw.files import draw_pass
+        from layerscope.views.draw.output import draw_pass
         from layerscope.views.draw.picture import DrawOptions
 
         return draw_pass(self.record, self.naming, Path(path) if path is not None else None, DrawOptions(**options))

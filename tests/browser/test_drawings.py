@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from layerscope.views.draw.output import svg
 from layerscope.views.draw.picture import DrawOptions, graph_view
-from layerscope.views.draw.svg import svg
 from tests.browser.conftest import Visit
 from tests.views import graphs
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from layerscope.errors import LayerscopeError
 from layerscope.store.compaction import compact
 from tests.damage.flaws import Counts, flawed, flaws
-from tests.damage.phase import Answers, read_all
+from tests.damage.reading import Answers, read_all
 
 MEMORY_BYTES = 3 << 30  # address space: what asks for more gets a MemoryError, which is a failure
 COMPACT_EVERY = 5  # of as many flaws, one is compacted too

@@ -15,7 +15,7 @@ import layerscope as ls
 from layerscope.errors import StateError
 from layerscope.query import tables
 from layerscope.server.catalogue import Catalogue, described
-from layerscope.server.routes import runs
+from layerscope.server.routes import run as runs
 
 FEW, MANY = 2000, 8000
 MOST = 9.0  # times as long for four times as many names: 4 if linear, 16 if quadratic

@@ -13,7 +13,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from layerscope.server import catalogue, wire
-from layerscope.server.routes.runs import MOST_EVENTS
+from layerscope.server.routes.run import MOST_EVENTS
 from layerscope.stats import derived
 from layerscope.store.compaction import compact
 from tests.query.test_discover import closed_to_us

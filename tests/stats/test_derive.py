@@ -168,9 +168,8 @@ def test_a_sum_that_leaves_float64_when_summaries_are_added_up_repeated_or_divid
     whole = np.concatenate(parts)
     for moments, values in ((added, whole), (repeated, np.tile(whole, 7)), (divided, np.tile(whole / 4, 7))):
         for name in ("mean", "mean_abs", "std", "rms", "norm"):
-            found = derived.statistic(name, lambda column, row=moments.moments[0]: row[[summary_spec.COLUMN[column]]])[
-                0
-            ]  # type: ignore[misc]
+            row = moments.moments[0]
+            (found,) = derived.statistic(name, lambda column: row[[summary_spec.COLUMN[column]]])  # noqa: B023
             assert found == pytest.approx(exact(name, values), rel=1e-12)
     assert np.isinf(repeated.moments[0, summary_spec.COLUMN["sum2"]])
 

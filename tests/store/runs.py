@@ -102,7 +102,7 @@ def cost_at(step: int) -> Overhead:
 
 
 def put_steps(sink: FolderSink, steps: Sequence[int], width: int = 3, salt: float = 0.0) -> list[int]:
-    """Puts some steps of the first `width` series, with custom statistics, metric and cost; gives the series numbers."""
+    """Puts some steps of the first `width` series, with custom statistics, metric and overhead; gives their numbers."""
     ids = [sink.series_id(series_at(place)) for place in range(width)]
     for step in steps:
         sink.put(summaries(step, ids, salt=salt))

@@ -14,9 +14,8 @@ import pytest
 
 from layerscope.errors import MissingError, SelectError
 from layerscope.model.trace_record import TraceRecord
-from layerscope.views.draw.files import dot, png
+from layerscope.views.draw.output import dot, png, svg
 from layerscope.views.draw.picture import DrawOptions, EdgeStyle, GraphView, graph_view
-from layerscope.views.draw.svg import svg
 from layerscope.views.draw.text_width import shortened, text_width
 from layerscope.views.scales import STOPS, color, is_dark
 from tests.views import graphs

@@ -305,7 +305,7 @@ class RunTables(RunInfo):
         return Table(tables.assembled(read, identity, tables.kept(read)))
 
     def sql(self, query: str) -> Table:
-        """The answer to an SQL query over `stats`, `exponents`, `series`, `steps`, `metrics`, `events` and `overhead`."""
+        """The answer to SQL over `stats`, `exponents`, `series`, `steps`, `metrics`, `events` and `overhead`."""
         views = {name: getattr(self, name) for name in ("stats", "exponents", "series", "steps", "metrics", "events")}
         return Table(answer(query, {**views, "overhead": self.overhead}))
 

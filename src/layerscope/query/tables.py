@@ -331,7 +331,7 @@ def _axis(smallest: Floats, largest: Floats, bins: int) -> Floats:
 
 
 def wide(long: pa.Table, names: list[str]) -> pa.Table:
-    """One row per step, its time, its type and one column per metric, from one row per step and metric; the last counts.
+    """One row per step with time, type and one column per metric, from one row per step and metric; the last counts.
 
     A metric that a step did not have is null; one that was NaN is NaN.
     """

@@ -29,7 +29,7 @@ from layerscope.errors import LayerscopeError, SelectError
 from layerscope.server.catalogue import LOOK_EVERY_S, Catalogue, Compactor, State
 from layerscope.server.messages import Change
 from layerscope.server.routes.custom_view import OwnView
-from layerscope.server.routes.runs import routes, sites
+from layerscope.server.routes.run import routes, sites
 
 LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
 

@@ -32,7 +32,7 @@ from layerscope.query.discover import find_runs
 from layerscope.server import wire
 from layerscope.server.app import STATIC
 from layerscope.server.catalogue import Catalogue
-from layerscope.server.routes.runs import routes
+from layerscope.server.routes.run import routes
 from layerscope.views.trace_page import FIELDS
 
 SCREEN = frozenset({"width", "height", "first", "last", "smooth", "coarse"})  # as in web/src/offline.ts

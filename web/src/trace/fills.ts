@@ -6,7 +6,7 @@ import type { TraceNumbers } from "../wire.gen";
 
 type Theme = "dark" | "light";
 
-/** Roles differ in hue, safe for color blindness (as in `layerscope/views/draw/svg.py`). */
+/** Roles differ in hue, safe for color blindness (as in `layerscope/views/draw/output.py`). */
 const ROLES: Readonly<Record<Theme, Readonly<Record<string, string>>>> = {
   light: {
     input: "rgb(211 232 248)",

@@ -1,11 +1,16 @@
-"""What a training loop says to its recorder about tensors of its own: all of it costs one comparison in idle steps."""
+"""Who keeps a recorder alive, and what becomes of it in a forked process."""
 
 from __future__ import annotations
 
+import os
+import sys
+import weakref
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import cache
+from types import FrameType
 from typing import TypeVar
 
 from layerscope.capture.core.collector import StepSummaries
@@ -13,6 +18,69 @@ from layerscope.capture.core.named_tensors import NamedStep
 from layerscope.capture.core.schedule import Balance, Late
 from layerscope.errors import StateError
 from layerscope.model.records import STEP_TYPE
+
+# The garbage collector runs finalizers at any point of any thread. In these modules a thread may hold a lock that
+# closing a recorder needs, or torch may be going through its hooks, and none may be taken away.
+_BUSY = (
+    "layerscope.store",
+    "layerscope.stats",
+    "layerscope.capture.core.collector",
+    "layerscope.capture.torch",
+    "torch.nn",
+    "torch.optim",
+    "importlib",
+    "threading",
+)
+
+
+_keepers: weakref.WeakKeyDictionary[object, object] = weakref.WeakKeyDictionary()  # model → its recorder
+_in_child: set[weakref.WeakMethod[Callable[[], None]]] = set()  # what forked children call
+
+
+def keep_with(model: object, recorder: object) -> weakref.ref[object]:
+    """Keep the recorder alive as long as the model is, or until the model gets another one; a reference to the model.
+
+    The recorder itself must not keep the model alive.
+    """
+    _keepers[model] = recorder
+    return weakref.ref(model)
+
+
+def let_go(of: weakref.ref[object], recorder: object) -> None:
+    """Have the model keep the recorder alive no longer."""
+    model = of()
+    if model is not None and _keepers.get(model) is recorder:
+        del _keepers[model]
+
+
+def is_interrupted() -> bool:
+    """Whether this is a finalizer that interrupts something which closing a recorder here would disturb."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_globals.get("__name__", "").startswith(_BUSY):
+            return True
+        frame = frame.f_back
+    return False
+
+
+def call_in_forked_children(method: Callable[[], None]) -> None:
+    """Have a method called in every forked child, such as a worker of a data loader, as long as its object lives."""
+    _register_once()
+    _in_child.add(weakref.WeakMethod(method, _in_child.discard))
+
+
+@cache
+def _register_once() -> None:
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=_call_all)
+
+
+def _call_all() -> None:
+    for ref in tuple(_in_child):
+        method = ref()
+        if method is not None:
+            method()
+
 
 T = TypeVar("T")
 _IDLE = nullcontext()
@@ -152,8 +220,8 @@ class InLoop:
             if self._discarded == self._step:
                 raise StateError(f"keep() came after discard() in step {self._step}: call one of them, not both.")
             raise StateError(
-                f"keep() came in step {self._step}, which is not listened to. Give watch(keep_last=1) to be able to keep "
-                "any step, or keep_if for a rule."
+                f"keep() came in step {self._step}, which is not listened to. Give watch(keep_last=1) to be able to "
+                "keep any step, or keep_if for a rule."
             )
         if not isinstance(before, int) or not 0 <= before <= self._ended_steps.size:
             raise StateError(

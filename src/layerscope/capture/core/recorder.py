@@ -14,8 +14,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, Protocol, SupportsFloat
 
 from layerscope.capture.core.collector import StepSummaries
-from layerscope.capture.core.lifetime import call_in_forked_children, is_interrupted, keep_with, let_go
-from layerscope.capture.core.loop_api import EndedStep, EndedSteps, InLoop
+from layerscope.capture.core.loop_api import (
+    EndedStep,
+    EndedSteps,
+    InLoop,
+    call_in_forked_children,
+    is_interrupted,
+    keep_with,
+    let_go,
+)
 from layerscope.capture.core.named_tensors import DependencyCache, Detail, NamedStep, NamedTensorReader, NodeSpec
 from layerscope.capture.core.schedule import Balance, Budget, Cadence, Every, Keeping
 from layerscope.errors import LayerscopeWarning, StateError

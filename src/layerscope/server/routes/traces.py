@@ -34,8 +34,7 @@ from layerscope.store.traces import (
     without_collection,
 )
 from layerscope.views import trace_page as page
-from layerscope.views.trace_graph import TraceGraph
-from layerscope.views.trace_page import FIELDS, TraceOverview, overview
+from layerscope.views.trace_page import FIELDS, TraceGraph, TraceOverview, overview
 from layerscope.views.values import ValueView, coarse, cut, value_view
 
 KEPT = 3  # traces held in memory
