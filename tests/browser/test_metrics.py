@@ -50,7 +50,7 @@ def border(found: Locator) -> str:
 
 
 #: Colors of the pixels of a chart, as CSS writes them.
-COLOURS = """element => {
+COLORS = """element => {
   const canvas = element.querySelector("canvas");
   const { data } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
   const seen = new Set();
@@ -71,7 +71,7 @@ def test_several_metrics_are_drawn_in_one_chart_each_in_the_color_of_its_chip(vi
     expect(page).to_have_url(re.compile("metric=loss&.*metrics=accuracy%2Ftop1&metrics=%3Cb%3Erate"))
     colors = [border(chip(page, name)) for name in METRICS]
     assert len(set(colors)) == len(METRICS)
-    assert set(colors) <= set(chart.evaluate(COLOURS))
+    assert set(colors) <= set(chart.evaluate(COLORS))
     with page.expect_download() as download:
         page.get_by_role("region", name="Metrics").get_by_role("button", name="CSV").click()
     assert download.value.suggested_filename == "run_loss_accuracy_top1_b_rate.csv"

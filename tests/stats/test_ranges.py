@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from layerscope.model.number_formats import BYTES, RANGES, Range, lost
+from layerscope.model.number_formats import BYTES, RANGES, Range
 from layerscope.model.records import Floats
 from layerscope.stats import derived
+from layerscope.stats.derived import lost
 from layerscope.views.scales import magnitudes
 from tests.views.histories import history_of
 

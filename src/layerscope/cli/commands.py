@@ -156,7 +156,7 @@ def show(options: argparse.Namespace) -> int:
 
 
 BROKEN = 1  # exit code: a finding is an error
-COLOURS = {Severity.ERROR: "bold red", Severity.WARNING: "yellow", Severity.NOTE: "cyan"}
+COLORS = {Severity.ERROR: "bold red", Severity.WARNING: "yellow", Severity.NOTE: "cyan"}
 
 
 def check_runs(options: argparse.Namespace) -> int:
@@ -190,12 +190,12 @@ def _each(path: Path, one: Callable[[Path, bool], None]) -> int:
 def _tell(path: Path, diagnosis: Diagnosis) -> None:
     out = console()
     worst = next((severity for severity in Severity if diagnosis.count(severity)), None)
-    out.print(Text.assemble((str(path), "bold"), ": ", (diagnosis.verdict, COLOURS[worst] if worst else "green")))
+    out.print(Text.assemble((str(path), "bold"), ": ", (diagnosis.verdict, COLORS[worst] if worst else "green")))
     for cause in diagnosis.findings:
         _tell_finding(cause)
         for found in cause.consequences:
             step = f"step {found.step}: {found.title}"
-            _paragraph("    then ", f"{step}. {found.why}", COLOURS[found.severity])
+            _paragraph("    then ", f"{step}. {found.why}", COLORS[found.severity])
     reasons: dict[str, list[str]] = {}
     for missing in diagnosis.not_checked:
         reasons.setdefault(missing.reason, []).append(missing.rule)
@@ -206,7 +206,7 @@ def _tell(path: Path, diagnosis: Diagnosis) -> None:
 def _tell_finding(found: Finding) -> None:
     console().print(
         Text.assemble(
-            "  ", (found.severity.value, COLOURS[found.severity]), f", step {found.step}: ", (found.title, "bold")
+            "  ", (found.severity.value, COLORS[found.severity]), f", step {found.step}: ", (found.title, "bold")
         )
     )
     _paragraph("    why: ", found.why)

@@ -69,7 +69,7 @@ class Drawable:
 def collapse(record: TraceRecord, naming: Naming, opening: Opening) -> Drawable:
     """The visible part of a pass."""
     if opening.depth is not None and opening.depth < 1:
-        raise SelectError(f"A depth of {opening.depth} shows nothing. Depth 1 shows the outermost modules as nodes.")
+        raise SelectError(f"A depth of {opening.depth} shows nothing: depth=1 shows the outermost modules as nodes.")
     path = None if opening.focus is None else name_in(opening.focus, {call.path for call in record.calls})
     nesting = Nesting(record, naming, rolled=opening.rolled, kept=path)
     root = 0 if opening.focus is None else _find(nesting, opening.focus)

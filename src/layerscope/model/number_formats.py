@@ -1,4 +1,4 @@
-"""Number formats: how they lie in memory, what they can hold, and what a tensor would lose in each."""
+"""Number formats: how they lie in memory, and what they can hold."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from layerscope.model.records import Floats
-from layerscope.stats import derived
 
 #: Formats of whole words, in the order of the kernel's numbers.
 WORDS = ("float32", "float64", "bfloat16", "float16", "int16", "uint16", "int32", "uint32", "int64", "uint64")
@@ -91,13 +90,3 @@ RANGES = {
     "float6_e2m3fn": Range(3, 1.0, 7.5),
     "float4_e2m1fn": Range(1, 1.0, 6.0),
 }
-
-
-def lost(magnitudes: derived.BitRows, held: Range) -> Floats:
-    """How many elements of each row would become zero, subnormal, or too large, (rows, 3).
-
-    Exact where the end of a range is the end of a bucket, as powers of two are.
-    """
-    edges = np.array([held.rounded_to_zero, held.smallest_normal, held.rounded_beyond, np.finfo(np.float64).max])
-    below = derived.cumulative(magnitudes, edges)
-    return np.stack((below[:, 0], below[:, 1] - below[:, 0], below[:, 3] - below[:, 2]), axis=1)

@@ -110,7 +110,7 @@ def cell_text(column: str, value: object, digits: int = 6) -> str:
 
 
 #: What tells one history from another, in the order of the columns of every table.
-IDENTITY = ("site", "port", "kind", "mode", "context", "dtype", "reading", "local", "rank")
+IDENTITY = ("site", "port", "kind", "mode", "context", "dtype", "phase", "local", "rank")
 
 
 def numbers(series: pa.Table) -> Ids:

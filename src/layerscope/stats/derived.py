@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from layerscope.errors import SelectError
 from layerscope.model import summary_spec
+from layerscope.model.number_formats import Range
 from layerscope.model.records import Bytes, Floats, Ids, Ints, Series
 
 Column = Callable[[str], Floats]
@@ -356,3 +357,13 @@ def exponents(bits: BitRows) -> tuple[Ids, Ints]:
     counts = _added(bits.row * across + place, bits.counts, bits.rows * across).reshape(bits.rows, across)
     present = np.flatnonzero(np.bincount(place))
     return (present + smallest).astype(np.int32), counts[:, present].astype(np.int64)
+
+
+def lost(magnitudes: BitRows, range_: Range) -> Floats:
+    """How many elements of each row would become zero, subnormal, or too large, (rows, 3).
+
+    Exact where the end of a range is the end of a bucket, as powers of two are.
+    """
+    edges = np.array([range_.rounded_to_zero, range_.smallest_normal, range_.rounded_beyond, np.finfo(np.float64).max])
+    below = cumulative(magnitudes, edges)
+    return np.stack((below[:, 0], below[:, 1] - below[:, 0], below[:, 3] - below[:, 2]), axis=1)

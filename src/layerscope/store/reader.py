@@ -95,7 +95,7 @@ class SmallTables:
         return repr((self._files.stamp(), graph))
 
     def series(self) -> pa.Table:
-        """Every series: number, site, port, kind, mode, context, local, reading, dtype, shape; by rank and number."""
+        """Every series: number, site, port, kind, mode, context, local, phase, dtype, shape; by rank and number."""
         sources = self._files.sources("series")
         if sources.rows != self._series[0]:
             self._series = (sources.rows, _each_once(sources.read(SCHEMA["series"].names, RowFilter())))

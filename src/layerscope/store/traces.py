@@ -26,7 +26,7 @@ from layerscope.store.manifests import read_json, unreadable, whole, write_json
 from layerscope.store.trace_operations import operations_file, read_operations
 
 Arrays = Mapping[int, npt.NDArray[Any]]  # Any: one of DTYPES; by operation
-Part = tuple[int | slice, ...]  # one index or range for each axis
+Slices = tuple[int | slice, ...]  # one index or range for each axis
 DTYPES = {  # what safetensors can keep of numpy's types, by the names it has for them
     **{f"F{8 * size}": np.dtype(f"<f{size}") for size in (2, 4, 8)},
     **{f"I{8 * size}": np.dtype(f"<i{size}") for size in (1, 2, 4, 8)},
@@ -77,7 +77,7 @@ class StoredTensors:
         except _UNREADABLE as error:
             raise damaged(self._folder / self._name, " ".join(str(error).split())) from None
 
-    def read(self, operation: int, part: Part = ()) -> npt.NDArray[Any]:
+    def read(self, operation: int, part: Slices = ()) -> npt.NDArray[Any]:
         """A tensor, or a part of it."""
         with self._readable() as handle:
             shape, dtype = self.shapes[operation], self._types[operation]

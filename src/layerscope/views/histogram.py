@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from layerscope.model.number_formats import RANGES, lost
+from layerscope.model.number_formats import RANGES
 from layerscope.model.records import Bytes, Floats, Ints
 from layerscope.stats import derived
+from layerscope.stats.derived import lost
 from layerscope.views.scalar import Columns, Screen, columns
 from layerscope.views.scales import Axis, AxisKind, magnitudes, value_axis
 

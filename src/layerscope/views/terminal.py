@@ -29,7 +29,7 @@ MOST_ROWS = 60
 DIGITS = 5
 NARROWEST = 12  # columns of text fold to this width, not further
 WIDEST = 100_000  # what a table would like to be is measured without a limit
-STATUS_COLOURS = {"running": "green", "finished": "default", "stopped": "yellow"}
+STATUS_COLORS = {"running": "green", "finished": "default", "stopped": "yellow"}
 
 
 def sparkline(steps: Ints, values: Floats, width: int = 40) -> Text:
@@ -141,7 +141,7 @@ def overview(run: RunTables) -> RenderableType:
     status = run.status()
     metrics = run.metrics().arrow()
     steps: Ints = metrics.column("step").to_numpy()
-    title = Text.assemble((run.name, "bold"), "  ", (status, STATUS_COLOURS.get(status, "red")))
+    title = Text.assemble((run.name, "bold"), "  ", (status, STATUS_COLORS.get(status, "red")))
     if len(steps):
         title.append(f"  {len(steps)} steps, the last is {steps[-1]}")
     parts: list[RenderableType] = [title]

@@ -17,7 +17,7 @@ Cells = npt.NDArray[np.float32]
 Array = npt.NDArray[Any]  # Any: whatever data type was kept
 
 AXES = {"number": 0, "line": 1, "matrix": 2, "grid": 3, "image": 3}  # how many of the last axes each picture shows
-COLOURS = (1, 3)  # channels that make an image
+COLORS = (1, 3)  # channels that make an image
 SMALLEST_IMAGE, LONGEST_SIDE = 8, 8  # pixels; width to height of what is taken for an image or a map
 MOST_TILES, SMALLEST_TILE = 64, 12
 NUMBERS = ("mean", "std", "min", "max", "zeros", "NaN", "+Inf", "−Inf")
@@ -79,8 +79,8 @@ def pictures_of(shape: Sequence[int]) -> tuple[str, ...]:
         return ("matrix", "line") if len(shape) == 2 else ("line",)
     channels, height, width = shape[-3:]
     is_map = max(height, width) <= LONGEST_SIDE * max(min(height, width), 1)
-    is_image = channels in COLOURS and is_map and min(height, width) >= SMALLEST_IMAGE
-    plain = ("grid", "matrix") if is_map and (len(shape) > 3 or channels > max(COLOURS)) else ("matrix", "grid")
+    is_image = channels in COLORS and is_map and min(height, width) >= SMALLEST_IMAGE
+    plain = ("grid", "matrix") if is_map and (len(shape) > 3 or channels > max(COLORS)) else ("matrix", "grid")
     return ("image", "grid", "matrix", "line") if is_image else (*plain, "line")
 
 

@@ -3,7 +3,7 @@ import type { Palette } from "./colors";
 import { endsOf, painter, shadingOf } from "./matrix";
 
 const DIFFERENCES = { low: -2e4, high: 5, robust_low: -9e3, robust_high: 1, abs_low: 1e-9, abs_high: 2e4 };
-const COLOURS = {
+const COLORS = {
   bad: "#ff0000",
   infinite: "#ff00ff",
   ramp: new Uint32Array(256),
@@ -14,7 +14,7 @@ test("on a logarithmic scale of both signs small and large differences have diff
   const shading = shadingOf(DIFFERENCES, true, true);
   if (shading === null) throw new Error("no scale");
   expect(endsOf(shading).map(Math.round)).toEqual([-2e4, 2e4]);
-  const paint = painter(shading, COLOURS);
+  const paint = painter(shading, COLORS);
   const [zero, below, small, large] = [0, 1e-7, 1, 2e4].map(paint);
   expect(below).toBe(zero);
   expect(small).toBeGreaterThan(zero ?? 0);

@@ -11,7 +11,7 @@ import { contextAmong, contextsOf } from "../selection";
 import type { HeatMapView, PartNumbers } from "../wire.gen";
 import { colored, MISSING, numbersAt } from "./tint";
 
-export const NO_COLOURS = "none";
+export const NO_COLORS = "none";
 
 export class Coloring {
   readonly #answer = new Resource<PartNumbers>(500);
@@ -36,7 +36,7 @@ export class Coloring {
   /** The kind whose statistic colors the graph. */
   readonly by = $derived.by(
     () =>
-      this.#scope.selection.by ?? (this.kinds.includes("output") ? "output" : (this.kinds[0] ?? NO_COLOURS)),
+      this.#scope.selection.by ?? (this.kinds.includes("output") ? "output" : (this.kinds[0] ?? NO_COLORS)),
   );
 
   readonly #ofKind = $derived.by(() => this.#series.filter((entry) => entry.kind === this.by));
@@ -69,7 +69,7 @@ export class Coloring {
   });
 
   readonly fillOf = $derived.by(() =>
-    this.numbers === null || this.by === NO_COLOURS
+    this.numbers === null || this.by === NO_COLORS
       ? null
       : colored(this.numbers, this.shading, palette(this.#theme())),
   );

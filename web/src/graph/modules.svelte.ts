@@ -12,7 +12,7 @@ import { mergeKey, mergeNamed } from "./merges";
 import { Scene } from "./scene";
 
 /** Colors of pinned panels: told apart with any kind of color vision, from the colors of numbers and of findings. */
-const PIN_COLOURS = ["#cc79a7", "#56b4e9", "#009e73", "#f0e442", "#d55e00"];
+const PIN_COLORS = ["#cc79a7", "#56b4e9", "#009e73", "#f0e442", "#d55e00"];
 const MOST_STRIPES = 64;
 
 export class ModuleGraph {
@@ -118,7 +118,7 @@ export class ModuleGraph {
   });
 
   pinColor(pin: number): string {
-    return PIN_COLOURS[pin % PIN_COLOURS.length] ?? "#888888";
+    return PIN_COLORS[pin % PIN_COLORS.length] ?? "#888888";
   }
 
   /** The part of a site; a parameter belongs to its module. */

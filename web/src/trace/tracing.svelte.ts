@@ -21,7 +21,7 @@ import type {
   ValueView,
 } from "../wire.gen";
 import { numbersOf } from "./fills";
-import { TraceGraph } from "./passgraph";
+import { TraceGraph } from "./tracegraph";
 
 const MOST_FOUND = 60;
 
@@ -183,7 +183,7 @@ export class Tracing {
     this.scope.select({ unrolled, opened: null, within: null, part: null });
   }
 
-  /** Wish for another place on the axes that a picture leaves out. */
+  /** Show another position on the axes that a picture leaves out. */
   place(at: readonly number[], changes: Partial<Selection> = {}): void {
     this.scope.select({ ...changes, at: at.join(".").replace(/(^|\.)0(\.0)*$/, "") || null });
   }

@@ -1,0 +1,94 @@
+"""Words that were replaced do not come back: docs/reference.md lists the words that are used."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.repo.source import ROOT
+
+#: The word that is used, and what no longer occurs: exact identifiers, columns, wire fields and phrases.
+RETIRED = {
+    "metric": ("KPI", "KPIs", "kpi", "kpis", "Kpi", "Kpis", "KpiPanel"),
+    "phase": ("Reading(", "Reading.", ": Reading", ".reading", "reading=", '"reading"', "`reading`"),
+    "type of a named tensor": (": Part", "Part(", "Part.INPUT", "PartRole", "CallParts", "callparts"),
+    "detail": ("Depth", "watch(…, depth=", "ls.Depth"),
+    "keep_last": ("ring=", ".ring", "`ring`", "Ring"),
+    "custom statistics": ("own statistics", "own_statistics", "OwnStatistics", "extras", "Extras"),
+    "trace": (
+        "PassRecord",
+        "PassOptions",
+        "PassHead",
+        "PassOutline",
+        "PassGraph",
+        "PassPage",
+        "PassOverview",
+        "StoredPass",
+        "pass_table",
+        "pass_text",
+        "pass_page",
+        "passgraph",
+    ),
+    "overhead": ("Cost", ".cost(", ".costs(", '"costs"', "`costs`", "`cost`"),
+    "what it is": (
+        "Backlog",
+        "Lately",
+        "Taker",
+        "Intake",
+        "Heard",
+        "Wish",
+        "Audience",
+        "class Place",
+        "class Whole",
+        "class Held",
+        "class Wanted",
+        "class Quiet",
+        "class Ending",
+        "class Book",
+    ),
+}
+#: Endings of British spelling, as patterns.
+BRITISH = (
+    r"\b\w*[Cc]olour\w*",
+    r"\b(?:normal|initial|visual|serial|summar|recogn|minim|maxim|organ|vector)is(?:e|es|ed|er|ing|ation)\b",
+    r"\b(?:behaviour|neighbour\w*|centred?|grey|favour\w*|artefacts?|analyse[ds]?|labelled|modelling)\b",
+)
+
+
+def sources() -> Iterator[Path]:
+    """Source, page and documentation, as written by hand."""
+    for folder, endings in (("src", (".py", ".c", ".h")), ("web/src", (".ts", ".svelte", ".css")), ("docs", (".md",))):
+        for path in (ROOT / folder).rglob("*"):
+            if path.suffix in endings and "static" not in path.parts:
+                yield path
+    yield from (ROOT / name for name in ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md"))
+
+
+def uses(pattern: str) -> list[str]:
+    retired = re.compile(pattern)
+    return [
+        f"{path.relative_to(ROOT)}:{number}: {hit[0]}"
+        for path in sources()
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
+        if (hit := retired.search(line))
+    ]
+
+
+def whole(word: str) -> str:
+    """A pattern for the exact text, where it is not part of a longer word."""
+    before = r"(?<!\w)" if word[0].isalnum() else ""
+    after = r"(?!\w)" if word[-1].isalnum() else ""
+    return before + re.escape(word) + after
+
+
+@pytest.mark.parametrize("word", RETIRED)
+def test_what_a_word_replaced_does_not_come_back(word: str) -> None:
+    assert uses("|".join(map(whole, RETIRED[word]))) == []
+
+
+@pytest.mark.parametrize("pattern", BRITISH)
+def test_spelling_is_american(pattern: str) -> None:
+    assert uses(f"(?i:{pattern})") == []
