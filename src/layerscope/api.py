@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from layerscope.capture.core.named_tensors import attach_listeners
-from layerscope.errors import LayerscopeWarning, MissingError, SelectError, StateError
+from layerscope.errors import ArgumentError, LayerscopeWarning, MissingError, SelectError
 
 if TYPE_CHECKING:
     from torch import nn
@@ -82,7 +82,7 @@ def watch(  # noqa: PLR0913  the one verb that takes everything about a recordin
     selection = choose(model, optimizer, kinds, sites, exclude)
     chosen_detail = detail if isinstance(detail, Detail) else Detail(detail)
     if resume is not False and to is None:
-        raise StateError("resume needs `to`: the folder of the run that goes on.")
+        raise ArgumentError("resume needs `to`: the folder of the run that goes on.")
     folder = Path(to) if to is not None else PROJECT / _new_name(model)
     when = When(every, Budget(budget), Keeping(keep_if), keep_last, chosen_detail)
     extent = SummaryOptions(sample, statistics)
@@ -120,11 +120,17 @@ def _opened(
     return Opened(sink, listening, first_step, path, selection.models)
 
 
-_Named = TypeVar("_Named")
+_Tensor = TypeVar("_Tensor")
 
 
-def attach(tensor: _Named, name: str) -> _Named:
-    """The tensor itself; a recorder that listens takes it in under the name, with its gradient. Use it in a forward."""
+def attach(name: str, tensor: _Tensor) -> _Tensor:
+    """Name a tensor inside a forward; returns the tensor unchanged.
+
+    While a recorder watches the model, it records the tensor and its gradient under the module that is running:
+    `scores = ls.attach("scores", q @ k.mT)`. At any other time the call does nothing.
+    """
+    if not isinstance(name, str):
+        raise ArgumentError(f"attach(name, tensor) takes the name first, got {type(name).__name__} as the name.")
     for hear in attach_listeners.listeners:
         hear(tensor, name)
     return tensor

@@ -27,7 +27,7 @@ class Gated(nn.Module):
         self.head = nn.Linear(16, 4)
 
     def forward(self, left: torch.Tensor, right: torch.Tensor, *, scale: torch.Tensor) -> dict[str, torch.Tensor]:
-        gated = ls.attach(self.encoder(left) * torch.sigmoid(self.encoder(right)), "gated")
+        gated = ls.attach("gated", self.encoder(left) * torch.sigmoid(self.encoder(right)))
         return {"logits": self.head(gated * scale), "hidden": gated}
 
 

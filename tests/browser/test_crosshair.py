@@ -32,7 +32,7 @@ class Net(nn.Module):
         self.calls = 0
 
     def forward(self, x: Tensor) -> Tensor:
-        hidden = ls.attach(self.up(x).relu(), "hidden")
+        hidden = ls.attach("hidden", self.up(x).relu())
         y: Tensor = x + self.down(hidden)
         self.calls += 1
         return y + self.rare(y) if (self.calls - 1) % 10 == 0 else y

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import layerscope as ls
-from layerscope.errors import SelectError
+from layerscope.errors import ArgumentError, SelectError
 from layerscope.stats.torch import thinned
 from tests.capture.models import InPlaceCnn, Mlp
 
@@ -76,7 +76,7 @@ class Named(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         for _ in range(2):
-            x = ls.attach(self.inner(x).tanh(), "state")
+            x = ls.attach("state", self.inner(x).tanh())
             self.kept.append(x)
         x.retain_grad()
         return x.sum()
@@ -101,8 +101,13 @@ def test_a_named_tensor_is_recorded_with_its_gradient_under_its_module(tmp_path:
 
 def test_naming_a_tensor_is_nothing_when_nobody_watches() -> None:
     tensor = torch.randn(3)
-    assert ls.attach(tensor, "anything") is tensor
-    assert ls.attach(7, "not even a tensor") == 7
+    assert ls.attach("anything", tensor) is tensor
+    assert ls.attach("not even a tensor", 7) == 7
+
+
+def test_a_tensor_that_is_given_before_its_name_is_refused() -> None:
+    with pytest.raises(ArgumentError, match=r"attach\(name, tensor\) takes the name first, got Tensor"):
+        ls.attach(torch.ones(2), "scores")  # type: ignore[arg-type]  # on purpose
 
 
 @pytest.mark.feature("T1")

@@ -19,7 +19,7 @@ import layerscope as ls
 from layerscope.capture.core.recorder import When
 from layerscope.capture.torch.listener import record
 from layerscope.capture.torch.targets import Models, choose
-from layerscope.errors import SelectError, StateError
+from layerscope.errors import ArgumentError, SelectError
 from layerscope.model.records import CallGraph, Event, Kind, Mode
 from tests.capture.models import Mlp
 from tests.capture.naming import recording
@@ -248,7 +248,7 @@ def test_named_tensors_belong_to_their_context_in_series_and_dependencies() -> N
 
 class Attaching(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
-        return ls.attach(x * 2, "doubled") + 1
+        return ls.attach("doubled", x * 2) + 1
 
 
 def test_attached_tensors_carry_the_context_of_their_forward() -> None:
@@ -344,7 +344,7 @@ def test_a_bad_name_of_a_context_is_refused_in_any_step(name: Any) -> None:
     _, run = watching(Mlp(), every=2)
     with run:
         for _ in range(2):  # recorded, then idle
-            with pytest.raises(StateError, match=r"A context cannot be called .*without '/', '@' and '#'"):
+            with pytest.raises(ArgumentError, match=r"A context cannot be called .*without '/', '@' and '#'"):
                 run.context(name)
             run.step()
 

@@ -23,7 +23,7 @@ from layerscope.capture.core.recorder import Recorder, When
 from layerscope.capture.core.schedule import Keeping, Schedule
 from layerscope.capture.torch.listener import record
 from layerscope.capture.torch.targets import choose
-from layerscope.errors import StateError
+from layerscope.errors import ArgumentError
 from layerscope.model import summary_spec
 from layerscope.model.records import CallGraph, Event, Kind, Mode, Series
 from tests.capture.models import MODELS, Mlp
@@ -360,7 +360,7 @@ class Changing(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         result: Tensor = (self.usual if self.training else self.other)(x)
-        return ls.attach(result, "result")
+        return ls.attach("result", result)
 
 
 def test_the_graph_has_the_calls_of_an_evaluation_and_inputs_are_those_behind_hooks() -> None:
@@ -484,7 +484,7 @@ def test_without_evaluations_only_the_forwards_of_recorded_steps_are() -> None:
 
 @pytest.mark.parametrize("evaluation", [-1, 1.5, None, "all"])
 def test_a_wrong_number_of_forwards_is_refused(evaluation: Any) -> None:
-    with pytest.raises(StateError, match=rf"evaluation={evaluation!r} is no"):
+    with pytest.raises(ArgumentError, match=rf"evaluation={evaluation!r} is no"):
         Schedule(evaluation=evaluation)
 
 

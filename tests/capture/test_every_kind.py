@@ -208,7 +208,7 @@ class Attending(nn.Module):
         self.kept: list[Tensor] = []
 
     def forward(self, x: Tensor) -> Tensor:
-        scores = ls.attach(self.query(x) @ x.T, "scores")
+        scores = ls.attach("scores", self.query(x) @ x.T)
         if scores.requires_grad:
             scores.retain_grad()
         self.kept.append(scores)
@@ -225,7 +225,7 @@ class Stack(nn.Module):
         self.kept: list[Tensor] = []
 
     def forward(self, x: Tensor) -> Tensor:
-        total = ls.attach(self.attn(self.attn(x)) * 3, "total")
+        total = ls.attach("total", self.attn(self.attn(x)) * 3)
         total.retain_grad()
         self.kept.append(total)
         result: Tensor = total.sin()
@@ -263,7 +263,7 @@ def test_attached_tensors_are_recorded_with_their_gradients() -> None:
 @pytest.mark.feature("E5")
 def test_attach_gives_the_very_tensor_and_does_nothing_while_nobody_watches() -> None:
     x = torch.randn(3, requires_grad=True) * 2
-    assert ls.attach(x, "mine") is x
+    assert ls.attach("mine", x) is x
     assert not x._backward_hooks
 
 

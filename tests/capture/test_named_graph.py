@@ -77,7 +77,7 @@ def test_every_parent_counts_with_and_without_gradients() -> None:
         with torch.no_grad():
             quiet = run.record("quiet", mixed + 1)
         picked = run.record("picked", quiet[i])
-        run.record("cut", run.detach(picked * a[:2]))
+        run.record("cut", (picked * a[:2]).detach())
         run.step()
     assert sink.links(0) == {
         *(("learned", "mixed"), ("constant", "mixed"), ("mixed", "quiet")),

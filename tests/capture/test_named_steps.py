@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 import layerscope as ls
 from layerscope.capture.core.named_tensors import Detail
 from layerscope.capture.core.recorder import Recorder
-from layerscope.errors import StateError
+from layerscope.errors import ArgumentError, SelectError, StateError
 from layerscope.model.records import Kind, Metric
 from tests.capture.naming import Recording, recording
 from tests.capture.training import differences, sgd, trained, unwatched
@@ -277,7 +277,7 @@ WRONG: list[tuple[Callable[[Recorder], object], str]] = [
 def test_wrong_use_is_told_what_is_wrong_and_what_to_do(use: Callable[[Recorder], object], words: str) -> None:
     with recording(keep_last=1) as (sink, run):
         run.step()
-        with pytest.raises(StateError, match=words):
+        with pytest.raises((ArgumentError, SelectError, StateError), match=words):
             use(run)
         run.discard()
         run.step()
@@ -289,7 +289,7 @@ def test_wrong_use_is_told_what_is_wrong_and_what_to_do(use: Callable[[Recorder]
 def test_samples_that_are_not_held_cannot_be_kept() -> None:
     with recording(detail=Detail(samples=2)) as (_, run):
         run.record("x", torch.ones(6, 2))
-        with pytest.raises(StateError, match=r"only the first 2 are held.*keep_last=1"):
+        with pytest.raises(ArgumentError, match=r"only the first 2 are held.*keep_last=1"):
             run.keep(samples=[5])
         run.keep(samples=[1])
         run.step()
@@ -297,7 +297,7 @@ def test_samples_that_are_not_held_cannot_be_kept() -> None:
 
 @pytest.mark.parametrize("words", [{"keep_last": -1}, {"detail": "deep"}, {"every": "often"}, {"every": {"a": 0}}])
 def test_words_of_watch_that_make_no_sense_are_refused(words: dict[str, Any], tmp_path: Path) -> None:
-    with pytest.raises(StateError, match=next(iter(words))):
+    with pytest.raises(ArgumentError, match=next(iter(words))):
         ls.watch(None, to=tmp_path / "run", **words)
 
 
@@ -309,7 +309,6 @@ def test_an_idle_step_and_a_closed_or_disabled_recorder_take_anything(tmp_path: 
             x = torch.ones(2)
             with run.iteration():
                 assert run.record("x", x, type="input") is x
-            assert run.detach(x).equal(x)
             run.link("a", "b")
             run.gradients("loss")
             run.discard()

@@ -10,7 +10,7 @@ import torch
 
 import layerscope as ls
 from layerscope.capture.core.recorder import Recorder
-from layerscope.errors import StateError
+from layerscope.errors import ArgumentError, StateError
 from tests.capture.models import Mlp
 from tests.capture.test_truth import hooks_everywhere
 
@@ -116,7 +116,7 @@ def test_attributes_that_a_recorder_does_not_have_are_refused_with_the_nearest(t
             run.curent_step  # type: ignore[attr-defined]  # noqa: B018
         with pytest.raises(AttributeError, match="'path' cannot be set"):
             run.path = tmp_path  # type: ignore[misc]
-        with pytest.raises(StateError, match="enabled='no' is neither True nor False"):
+        with pytest.raises(ArgumentError, match="enabled='no' is neither True nor False"):
             run.enabled = "no"  # type: ignore[assignment]
     with pytest.raises(StateError, match="enabled came after the recorder was closed"):
         run.enabled = False

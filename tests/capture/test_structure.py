@@ -48,7 +48,7 @@ class Block(nn.Module):
         self.norm, self.linear, self.drop = nn.LayerNorm(4), nn.Linear(4, 4), nn.Dropout(0.0)
 
     def forward(self, x: Tensor, *, mask: Tensor) -> Tensor:
-        branch: Tensor = ls.attach(self.drop(self.linear(self.norm(x))) * mask, "branch")
+        branch: Tensor = ls.attach("branch", self.drop(self.linear(self.norm(x))) * mask)
         return x + branch
 
 

@@ -124,7 +124,7 @@ def test_a_name_given_in_a_recomputed_forward_is_not_counted_again(tmp_path: Pat
             self.inner = nn.Linear(4, 4)
 
         def within(self, x: Tensor) -> Tensor:
-            scores: Tensor = ls.attach(self.inner(x), "scores")
+            scores: Tensor = ls.attach("scores", self.inner(x))
             return scores.relu()
 
         def forward(self, x: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from torch.nn.modules import module as global_hooks
 
 import layerscope as ls
 from layerscope.capture.core.schedule import Budget, Keeping
-from layerscope.errors import LayerscopeError, LayerscopeWarning, StateError
+from layerscope.errors import ArgumentError, LayerscopeError, LayerscopeWarning
 from tests.capture.models import Mlp
 
 
@@ -55,7 +55,7 @@ def test_backing_off_stretches_each_distance_by_the_factor(every: int, back_off:
     ],
 )
 def test_a_schedule_that_makes_no_sense_is_refused(words: dict[str, object]) -> None:
-    with pytest.raises(StateError, match=next(iter(words))):
+    with pytest.raises(ArgumentError, match=next(iter(words))):
         ls.Schedule(**words)  # type: ignore[arg-type]  # on purpose
 
 
@@ -74,7 +74,7 @@ def test_a_budget_lets_recording_have_its_share_and_no_more() -> None:
 
 @pytest.mark.parametrize("share", [0, 1, -0.1, 2])
 def test_a_budget_that_is_no_share_is_refused(share: float) -> None:
-    with pytest.raises(StateError, match=r"0\.02"):
+    with pytest.raises(ArgumentError, match=r"0\.02"):
         Budget(share)
 
 

@@ -13,7 +13,15 @@ import pytest
 import torch
 
 import layerscope as ls
-from layerscope.errors import BusyError, FormatError, LayerscopeWarning, SelectError, StateError, StoreError
+from layerscope.errors import (
+    ArgumentError,
+    BusyError,
+    FormatError,
+    LayerscopeWarning,
+    SelectError,
+    StateError,
+    StoreError,
+)
 from tests.capture.models import Mlp
 
 
@@ -86,7 +94,7 @@ def test_resuming_counts_steps_without_metrics_and_takes_a_checkpoints_step(tmp_
     with ls.watch(Mlp(), to=tmp_path / "run", resume=25) as run:
         run.step(loss=2.0)
     assert ls.open(tmp_path / "run").metrics()["loss"] == [2.0]  # the later one counts
-    with pytest.raises(StateError, match="resume needs `to`"):
+    with pytest.raises(ArgumentError, match="resume needs `to`"):
         ls.watch(Mlp(), resume=True)
 
 
@@ -117,7 +125,10 @@ def test_the_optimizer_of_another_model_is_noticed(tmp_path: Path) -> None:
 
 
 def test_metrics_that_sql_cannot_tell_apart_are_refused(tmp_path: Path) -> None:
-    with ls.watch(Mlp(), to=tmp_path / "run") as run, pytest.raises(StateError, match="'loss' and 'Loss' differ only"):
+    with (
+        ls.watch(Mlp(), to=tmp_path / "run") as run,
+        pytest.raises(ArgumentError, match="'loss' and 'Loss' differ only"),
+    ):
         run.step(loss=1.0, Loss=2.0)
 
 
@@ -130,22 +141,22 @@ def test_a_disabled_recorder_still_counts_steps(monkeypatch: pytest.MonkeyPatch)
 
 def test_a_metric_that_is_no_number_is_named(tmp_path: Path) -> None:
     with ls.watch(Mlp(), to=tmp_path / "run") as run:
-        with pytest.raises(StateError, match="Metric 'loss' is not one number but Tensor"):
+        with pytest.raises(ArgumentError, match="Metric 'loss' is not one number but Tensor"):
             run.step(loss=torch.zeros(3))
         assert run.current_step == 0
 
 
 def test_a_metric_cannot_take_the_name_of_a_column(tmp_path: Path) -> None:
-    with ls.watch(Mlp(), to=tmp_path / "run") as run, pytest.raises(StateError, match="cannot be called 'time_s'"):
+    with ls.watch(Mlp(), to=tmp_path / "run") as run, pytest.raises(ArgumentError, match="cannot be called 'time_s'"):
         run.step(time_s=1.0)
 
 
 def test_a_schedule_that_records_nothing_is_refused() -> None:
-    with pytest.raises(StateError, match="every=0 records no step"):
+    with pytest.raises(ArgumentError, match="every=0 records no step"):
         ls.Schedule(every=0)
-    with pytest.raises(StateError, match="every='10' is not a whole number"):
+    with pytest.raises(ArgumentError, match="every='10' is not a whole number"):
         ls.Schedule(every="10")  # type: ignore[arg-type]
-    with pytest.raises(StateError, match="stop=5 is not after start=10"):
+    with pytest.raises(ArgumentError, match="stop=5 is not after start=10"):
         ls.Schedule(start=10, stop=5)
 
 

@@ -12,7 +12,7 @@ import pytest
 from starlette.requests import Request
 
 import layerscope as ls
-from layerscope.errors import StateError
+from layerscope.errors import ArgumentError
 from layerscope.query import tables
 from layerscope.server.catalogue import Catalogue, described
 from layerscope.server.routes import run as runs
@@ -108,8 +108,8 @@ def test_metrics_keep_their_values_and_the_last_of_a_step_counts(tmp_path: Path)
 def test_names_that_differ_only_in_case_are_still_refused(tmp_path: Path) -> None:
     with ls.watch(None, to=tmp_path / "run", every=1) as run:
         run.step(loss=1.0)
-        with pytest.raises(StateError, match="'loss' and 'Loss' differ only in case"):
+        with pytest.raises(ArgumentError, match="'loss' and 'Loss' differ only in case"):
             run.step(Loss=1.0)
-        with pytest.raises(StateError, match="'loss' and 'Loss' differ only in case"):
+        with pytest.raises(ArgumentError, match="'loss' and 'Loss' differ only in case"):
             run.step(Loss=1.0)
         run.step(loss=1.0)

@@ -25,7 +25,8 @@ from layerscope.store.compaction import compact
 from layerscope.store.files import Directory, checksum_text
 from layerscope.store.folder import create
 from layerscope.store.format import TABLES
-from layerscope.store.manifests import MOST_NESTED, sealed
+from layerscope.store.graph_files import read_graph
+from layerscope.store.manifests import MOST_NESTED, read_live, read_manifest, read_sessions, sealed
 from layerscope.store.reader import Reader
 from layerscope.store.segments import FRAME, Segment, framed
 from layerscope.store.traces import StoredTrace, read_pass, write_pass
@@ -388,8 +389,35 @@ def test_a_flipped_bit_in_a_trace_is_told(tmp_path: Path, file: str) -> None:
     content = (folder / file).read_bytes()
     for _ in range(50):
         (folder / file).write_bytes(flipped(content, chance.randrange(len(content)), chance.randrange(8)))
-        with pytest.raises(FormatError, match=rf"{file} is damaged"):
+        with pytest.raises(FormatError, match=rf"{file} is damaged") as caught:
             read_pass(folder)
+        assert str(caught.value).count("is damaged") == 1
+
+
+@pytest.mark.parametrize("link", ["", "linked"])
+@pytest.mark.parametrize(
+    ("file", "read"),
+    [
+        ("run.json", lambda run: read_manifest(run)),
+        ("live.json", lambda run: read_live(run, read_manifest(run).id)),
+        ("graph.json", lambda run: read_graph(run, read_manifest(run).id)),
+        ("sessions/r0-s1.json", lambda run: read_sessions(run, read_manifest(run).id)),
+    ],
+)
+def test_an_error_about_a_damaged_file_names_the_damage_once(tmp_path: Path, file: str, read: Harm, link: str) -> None:
+    path = recorded(tmp_path / "run") / file
+    if link:
+        path.rename(tmp_path / link)
+        path.symlink_to(tmp_path / link)
+    else:
+        path.write_bytes(flipped(path.read_bytes(), 60, 1))
+    try:
+        _, (problem,) = read(tmp_path / "run")  # type: ignore[misc]  # only sessions are returned with problems
+    except FormatError as error:
+        problem = str(error)
+    assert problem.startswith(f"{path} is damaged: ")
+    assert problem.count("is damaged") == 1
+    assert "a key is missing" not in problem
 
 
 MAKING = """

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import layerscope as ls
 from layerscope.capture.torch.trace.edits import RunningOp
-from layerscope.errors import SelectError, StateError
+from layerscope.errors import ArgumentError, SelectError
 from tests.trace.zoo import numbers
 
 pytestmark = pytest.mark.feature("L12")
@@ -133,7 +133,7 @@ def test_a_wrong_edit_is_an_error_that_helps(edit: Any, message: str, model: Net
 
 
 def test_an_edit_must_give_a_tensor(model: Net) -> None:
-    with pytest.raises(StateError, match=r"gave NoneType\. It must give a tensor"):
+    with pytest.raises(ArgumentError, match=r"gave NoneType\. It must give a tensor"):
         edited(model, {"relu": lambda result: None})
 
 

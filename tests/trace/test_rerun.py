@@ -12,7 +12,7 @@ from layerscope.capture.torch.trace.describe import describe
 from layerscope.capture.torch.trace.edits import Edits, rerun
 from layerscope.capture.torch.trace.tracer import Tracer
 from layerscope.capture.torch.trace.validate import validate
-from layerscope.errors import SelectError, StateError
+from layerscope.errors import ArgumentError, SelectError, StateError
 from tests.trace.examine import Traced, trace
 from tests.trace.zoo import Calls, Case, numbers
 
@@ -132,11 +132,11 @@ def test_wrong_numbers_and_names_are_errors_with_the_nearest(case: Case) -> None
         run_again(traced, case, Edits({99: torch.zeros_like}))
     with pytest.raises(SelectError, match=r"Did you mean 3\.weight"):
         run_again(traced, case, Edits(parameters={"3.weigth": torch.zeros(2, 4)}))
-    with pytest.raises(StateError, match="nothing computes it"):
+    with pytest.raises(ArgumentError, match="nothing computes it"):
         run_again(traced, case, Edits({0: torch.zeros_like}))
-    with pytest.raises(StateError, match="shape"):
+    with pytest.raises(ArgumentError, match="shape"):
         run_again(traced, case, Edits(parameters={"3.weight": torch.zeros(3)}))
-    with pytest.raises(StateError, match="must give a tensor"):
+    with pytest.raises(ArgumentError, match="must give a tensor"):
         run_again(traced, case, Edits({1: lambda tensor: 3}))  # type: ignore[dict-item, return-value]
 
 

@@ -100,6 +100,8 @@ def read_graph(folder: Path, run: str) -> CallGraph | None:
         return None
     except OSError as error:
         raise unreadable(path, error) from None
+    except FormatError:
+        raise
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise damaged(path, f"a key is missing or wrong ({error})") from None
 

@@ -134,6 +134,8 @@ def read_manifest(folder: Path) -> Manifest:
         ) from None
     except OSError as error:
         raise unreadable(path, error) from None
+    except FormatError:
+        raise
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise damaged(path, f"a key is missing or wrong ({error})") from None
 
@@ -160,6 +162,8 @@ def read_live(folder: Path, run: str) -> Live:
         raise damaged(path, "it is missing") from None
     except OSError as error:
         raise unreadable(path, error) from None
+    except FormatError:
+        raise
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise damaged(path, f"a key is missing or wrong ({str(error)[:200]})") from None
 
@@ -254,6 +258,8 @@ def _read(directory: Directory, name: SessionName, run: str) -> Ended:
         written = content.get("segments", {})
         segments = {table: (whole(written[table][0]), whole(written[table][1])) for table in TABLES if table in written}
         return Ended(segments, content.get("graph") is True, "closed_s" in content)
+    except FormatError:
+        raise
     except (KeyError, TypeError, ValueError, IndexError) as error:
         raise damaged(path, f"a key is missing or wrong ({str(error)[:200]})") from None
 
@@ -287,7 +293,7 @@ def _last_by_locks(folder: Path) -> dict[int, int]:
             try:
                 said = json.loads(directory.read(name, _MOST_LOCK))
                 found[int(name[len("writer-r") : -len(".lock")])] = whole(said["session"], 1, 999_999)
-            except (FormatError, OSError, ValueError, KeyError, TypeError, RecursionError):
+            except (OSError, ValueError, KeyError, TypeError, RecursionError):
                 continue  # it only says who holds it
     return found
 
@@ -324,5 +330,5 @@ def holder_of(folder: Path, rank: int) -> str:
         with opened(folder) as directory:
             said = json.loads(directory.read(lock_name(rank), _MOST_LOCK))
         return f"process {said['pid']} on {said['host']}"
-    except (FormatError, OSError, ValueError, KeyError, TypeError, RecursionError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return "another process"

@@ -183,7 +183,7 @@ class ParquetPart:
             self._found = self._metadata.schema.to_arrow_schema()
             self._names = frozenset(self._found.names)
             self.index = PartIndex(entry, table, self._metadata.num_columns)
-        except FileNotFoundError:
+        except (FileNotFoundError, FormatError):
             raise
         except _UNREADABLE as error:
             raise self._damaged(_reason(error)) from None
@@ -330,7 +330,7 @@ class ParquetPart:
         """The wanted rows of a row group, None if it cannot be trusted."""
         try:
             return _chosen(self._group(group, names, wanted, handle), names, wanted)
-        except FileNotFoundError:
+        except (FileNotFoundError, FormatError):
             raise
         except _UNREADABLE as error:
             if isinstance(error, OSError) and error.errno:  # of the system, not of the file

@@ -248,7 +248,7 @@ class Segment:
                 self._index.append(_indexed(batch, payload.size))
                 assert self._batches is not None
                 self._batches.append(batch)
-        except (FormatError, pa.ArrowException, OSError, ValueError, TypeError, IndexError, struct.error) as error:
+        except (pa.ArrowException, OSError, ValueError, TypeError, IndexError, struct.error) as error:
             self._faults[place] = " ".join(str(error).split())[:200]
 
     def _checked(self, schema: pa.Schema) -> pa.Schema:

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, overload
 import numpy as np
 import pyarrow as pa
 
+from layerscope.errors import FormatError
 from layerscope.model.records import Ids, Ints
 from layerscope.model.trace_record import Operation, Outline, Parent, Role, StackFrame
 from layerscope.store.columns import Numbers, dtype_of, is_compressed, json_text, numbers, texts, values
@@ -99,6 +100,8 @@ def read_operations(
         if nulls := [name for name, column in zip(batch.schema.names, batch.columns, strict=True) if column.null_count]:
             raise damaged(path, f"its column {nulls[0]!r} has nulls")
         operations = StoredOperations(batch, frames, paths)
+    except FormatError:
+        raise
     except _UNREADABLE as error:
         raise damaged(path, " ".join(str(error).split())) from None
     if not operations.is_sound():

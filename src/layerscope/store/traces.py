@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 from safetensors.numpy import save
 
-from layerscope.errors import StoreError
+from layerscope.errors import FormatError, StoreError
 from layerscope.model.trace_record import ModuleCallRecord, Operation, ParameterRecord, StackFrame, TraceRecord
 from layerscope.store.files import Directory, checksum, checksum_text, damaged, opened, read_range
 from layerscope.store.manifests import read_json, unreadable, whole, write_json
@@ -74,6 +74,8 @@ class StoredTensors:
         try:
             with opened(run, traces, name) as directory, directory.open(self._name) as handle:
                 yield handle
+        except FormatError:
+            raise
         except _UNREADABLE as error:
             raise damaged(self._folder / self._name, " ".join(str(error).split())) from None
 
@@ -276,6 +278,8 @@ def _readable(folder: Path) -> Iterator[Directory]:
         raise damaged(missing, "it is missing", "Save the trace again.") from None
     except OSError as error:
         raise unreadable(folder, error) from None
+    except FormatError:
+        raise
     except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError) as error:
         raise damaged(folder / RECORD, f"a key is missing or wrong ({error})", "Save the trace again.") from None
 

@@ -16,7 +16,7 @@ from typing import TypeVar
 from layerscope.capture.core.collector import StepSummaries
 from layerscope.capture.core.named_tensors import NamedStep
 from layerscope.capture.core.schedule import Balance, Late
-from layerscope.errors import StateError
+from layerscope.errors import ArgumentError, StateError
 from layerscope.model.records import STEP_TYPE
 
 # The garbage collector runs finalizers at any point of any thread. In these modules a thread may hold a lock that
@@ -100,7 +100,7 @@ class EndedSteps:
 
     def __init__(self, size: int) -> None:
         if not isinstance(size, int) or size < 0:
-            raise StateError(f"keep_last={size!r} is no number of steps. Give 0 to hold none, 5 for the last five.")
+            raise ArgumentError(f"keep_last={size!r} is no number of steps. Give 0 to hold none, 5 for the last five.")
         self.size = size
         self._held: deque[EndedStep] = deque()
 
@@ -188,10 +188,6 @@ class InLoop:
         if self._now is not None:
             self._now.link(source, target)
 
-    def detach(self, tensor: T) -> T:
-        """The tensor detached; what depends on it still depends on what it was made of."""
-        return tensor.detach()  # type: ignore[attr-defined, no-any-return]  # each framework has its own tensors
-
     def gradients(self, loss: str) -> None:
         """Say which loss the gradients are of that have arrived since the last such call: call it after a backward."""
         if self._now is not None:
@@ -224,7 +220,7 @@ class InLoop:
                 "keep any step, or keep_if for a rule."
             )
         if not isinstance(before, int) or not 0 <= before <= self._ended_steps.size:
-            raise StateError(
+            raise ArgumentError(
                 f"keep(before={before!r}) asks for steps that are not held. Give watch(keep_last={before!r})."
             )
         late = Late(str(reason or "keep()"), before)
@@ -256,12 +252,12 @@ class InLoop:
 
 def _check_type(type: object) -> None:
     if not isinstance(type, str) or not type:
-        raise StateError(f"A step type is a text, not {type!r}: begin(type='long sequence').")
+        raise ArgumentError(f"A step type is a text, not {type!r}: begin(type='long sequence').")
 
 
 def _check_context(name: object) -> None:
     if not isinstance(name, str) or not name or not {"/", "@", "#"}.isdisjoint(name):
-        raise StateError(
+        raise ArgumentError(
             f"A context cannot be called {name!r}: give a text without '/', '@' and '#', such as context('real'). "
             "Contexts inside each other are joined by '/'."
         )

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Protocol
 
 from layerscope.capture.core.schedule import Balance, Late
-from layerscope.errors import StateError
+from layerscope.errors import ArgumentError, SelectError, StateError
 from layerscope.model.records import STEP_TYPE, DependencyLink, NamedNode, Sink, StepInfo, TensorType
 
 Hear = Callable[[object, str], None]
@@ -56,16 +56,18 @@ class Detail:
     def __post_init__(self) -> None:
         level_of(self.level)
         if not isinstance(self.samples, int) or self.samples < 0:
-            raise StateError(f"samples={self.samples!r} is no number of samples. Give 0 or more.")
+            raise ArgumentError(f"samples={self.samples!r} is no number of samples. Give 0 or more.")
         if not isinstance(self.bytes_per_step, int) or self.bytes_per_step < 0:
-            raise StateError(f"bytes_per_step={self.bytes_per_step!r} is no number of bytes. Give 64 << 20 for 64 MB.")
+            raise ArgumentError(
+                f"bytes_per_step={self.bytes_per_step!r} is no number of bytes. Give 64 << 20 for 64 MB."
+            )
 
 
 def level_of(word: object) -> int:
     """The place among `LEVELS` of a word for a detail."""
     if isinstance(word, str) and word in LEVELS:
         return LEVELS.index(word)
-    raise StateError(f"There is no detail {word!r}. Details are: {', '.join(LEVELS)}.")
+    raise ArgumentError(f"There is no detail {word!r}. Details are: {', '.join(LEVELS)}.")
 
 
 class RecordArguments(NamedTuple):
@@ -241,7 +243,7 @@ class NamedStep:
         entries = [entry for entry in entries if entry.context == context] or entries
         if not entries:
             known = ", ".join(dict.fromkeys(repr(entry.name) for entry in self.entries.values())) or "nothing"
-            raise StateError(
+            raise SelectError(
                 f"link() knows no tensor {thing!r} in this step. Record it first; recorded so far: {known}."
             )
         return [entry for entry in entries if entry.iteration == entries[-1].iteration]
@@ -249,7 +251,7 @@ class NamedStep:
     def gradients(self, loss: str) -> None:
         """Name the loss whose gradients have arrived."""
         if not isinstance(loss, str) or not loss or "@" in loss:
-            raise StateError(f"gradients() needs the name of a loss, without '@', not {loss!r}.")
+            raise ArgumentError(f"gradients() needs the name of a loss, without '@', not {loss!r}.")
         self.reader.name_gradients(loss)
 
     def choose(
@@ -259,7 +261,7 @@ class NamedStep:
         samples, batch = _plain(samples), self.batch
         labels = tuple(str(_plain(category)) for category in _plain(categories))
         if labels and len(labels) != batch:
-            raise StateError(
+            raise ArgumentError(
                 f"keep() got {len(labels)} categories for {batch} samples. Give one for each of the batch."
             )
         if isinstance(samples, int) or samples is None:
@@ -269,9 +271,9 @@ class NamedStep:
             late.samples = tuple(dict.fromkeys(int(place) for place in samples))
             wrong = [place for place in late.samples if not 0 <= place < batch]
             if wrong:
-                raise StateError(f"keep() got sample {wrong[0]}, but the batch has samples 0 to {batch - 1}.")
+                raise ArgumentError(f"keep() got sample {wrong[0]}, but the batch has samples 0 to {batch - 1}.")
         if not self.holds and not set(late.samples) <= set(self.first()):
-            raise StateError(
+            raise ArgumentError(
                 f"keep() chose samples {late.samples}, but only the first {len(self.first())} are held until a step "
                 "ends. Give watch(keep_last=1), or more samples: watch(detail=Detail(samples=…))."
             )
@@ -300,7 +302,7 @@ def _plain(thing: Any) -> Any:  # Any: a framework's tensor or array, or what ne
 def checked_name(name: str) -> str:
     """The name, if a tensor or a step type can have it."""
     if not isinstance(name, str) or not name or "@" in name or "#" in name:
-        raise StateError(
+        raise ArgumentError(
             f"A tensor cannot be called {name!r}: a name is text without '@' and '#', which mark gradients "
             "and iterations."
         )
@@ -312,11 +314,15 @@ def _looked_up(said: RecordArguments, usual: int) -> NodeSpec:
     name, word, role, batch_dim, _, detail = said
     checked_name(name)
     if not isinstance(word, str) or word not in _TYPES:
-        raise StateError(f"There is no type {word!r} (of {name!r}). Types are: {', '.join(_TYPES)}.")
+        raise ArgumentError(f"There is no type {word!r} (of {name!r}). Types are: {', '.join(_TYPES)}.")
     if not isinstance(role, str) or "@" in role or role == "tensor":
-        raise StateError(f"A role cannot be {role!r}: it is text without '@', which marks gradients, and not 'tensor'.")
+        raise ArgumentError(
+            f"A role cannot be {role!r}: it is text without '@', which marks gradients, and not 'tensor'."
+        )
     if not isinstance(batch_dim, int | None):
-        raise StateError(f"batch_dim={batch_dim!r} of {name!r} is no dimension. Give its number, or None for no batch.")
+        raise ArgumentError(
+            f"batch_dim={batch_dim!r} of {name!r} is no dimension. Give its number, or None for no batch."
+        )
     return NodeSpec(_TYPES[word], usual if detail is None else level_of(detail), word)
 
 

@@ -25,7 +25,7 @@ from layerscope.capture.core.loop_api import (
 )
 from layerscope.capture.core.named_tensors import DependencyCache, Detail, NamedStep, NamedTensorReader, NodeSpec
 from layerscope.capture.core.schedule import Balance, Budget, Cadence, Every, Keeping
-from layerscope.errors import LayerscopeWarning, StateError
+from layerscope.errors import ArgumentError, LayerscopeWarning, StateError
 from layerscope.model.records import STEP_TYPE, Event, Metric, Overhead, Sink
 
 if TYPE_CHECKING:
@@ -210,7 +210,7 @@ class Recorder(InLoop):
     @enabled.setter
     def enabled(self, on: bool) -> None:
         if not isinstance(on, bool):
-            raise StateError(f"enabled={on!r} is neither True nor False.")
+            raise ArgumentError(f"enabled={on!r} is neither True nor False.")
         if on is self._enabled or self._open is None:
             return
         self._must_be_open("enabled")
@@ -389,12 +389,12 @@ class Recorder(InLoop):
         """Accept names of metrics that tables and SQL, which ignores case, can tell from the others."""
         for name in names:
             if name in COLUMNS:
-                raise StateError(
+                raise ArgumentError(
                     f"A metric cannot be called {name!r}: every table of metrics has a column of that name. Rename it."
                 )
             first = self._spelling.setdefault(name.lower(), name)
             if first != name:
-                raise StateError(
+                raise ArgumentError(
                     f"The metrics {first!r} and {name!r} differ only in case, which SQL ignores. Rename one of them."
                 )
             self._names.add(name)
@@ -485,6 +485,6 @@ def _number(name: str, value: SupportsFloat) -> float:
     try:
         return float(value if item is None else item())
     except (TypeError, ValueError, RuntimeError) as error:
-        raise StateError(
+        raise ArgumentError(
             f"Metric {name!r} is not one number but {type(value).__name__} ({error}). Give a float."
         ) from error

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
-from layerscope.errors import LayerscopeWarning, StateError
+from layerscope.errors import ArgumentError, LayerscopeWarning, SelectError
 from layerscope.model.records import STEP_TYPE
 
 
@@ -42,19 +42,19 @@ class Schedule:
         try:
             listed = frozenset(self.steps)
         except TypeError:
-            raise StateError(f"steps={self.steps!r} is no list of steps.") from None
+            raise ArgumentError(f"steps={self.steps!r} is no list of steps.") from None
         object.__setattr__(self, "_listed", listed)
         if self.every is None and not listed and self.rule is None:
             object.__setattr__(self, "every", 10)
         self._check_types()
         if self.every is not None and self.every < 1:
-            raise StateError(f"every={self.every} records no step. Give 1 for every step, 10 for every tenth.")
+            raise ArgumentError(f"every={self.every} records no step. Give 1 for every step, 10 for every tenth.")
         if self.stop is not None and self.stop <= self.start:
-            raise StateError(f"stop={self.stop} is not after start={self.start}: no step would be recorded.")
+            raise ArgumentError(f"stop={self.stop} is not after start={self.start}: no step would be recorded.")
         if not self.back_off >= 1:
-            raise StateError(f"back_off={self.back_off} is below 1. Give 1 for a steady distance, 2 to double it.")
+            raise ArgumentError(f"back_off={self.back_off} is below 1. Give 1 for a steady distance, 2 to double it.")
         if self.evaluation < 0:
-            raise StateError(f"evaluation={self.evaluation} is no number of forwards. Give 0 or more.")
+            raise ArgumentError(f"evaluation={self.evaluation} is no number of forwards. Give 0 or more.")
 
     def _check_types(self) -> None:
         numbers = {name: getattr(self, name) for name in ("every", "start", "stop", "evaluation")}
@@ -62,9 +62,9 @@ class Schedule:
         for name, value in numbers.items():
             if not isinstance(value, int) and (value is not None or name in ("start", "evaluation")):
                 what = "forwards" if name == "evaluation" else "steps"
-                raise StateError(f"{name}={value!r} is not a whole number of {what}.")
+                raise ArgumentError(f"{name}={value!r} is not a whole number of {what}.")
         if self.rule is not None and not callable(self.rule):
-            raise StateError(f"rule={self.rule!r} cannot be called: give a function of the step's number.")
+            raise ArgumentError(f"rule={self.rule!r} cannot be called: give a function of the step's number.")
 
     def wants(self, step: int) -> bool:
         """Whether the step is recorded."""
@@ -102,7 +102,9 @@ class Cadence:
 
     def __init__(self, every: Every) -> None:
         if not isinstance(every, (int, Schedule, Mapping)):
-            raise StateError(f"every={every!r} is no number of steps, no Schedule, and no dict of them by step type.")
+            raise ArgumentError(
+                f"every={every!r} is no number of steps, no Schedule, and no dict of them by step type."
+            )
         several = every if isinstance(every, Mapping) else {"*": every}
         self._schedules = {
             glob: given if isinstance(given, Schedule) else Schedule(every=given) for glob, given in several.items()
@@ -144,7 +146,7 @@ class Budget:
 
     def __init__(self, share: float | None = None) -> None:
         if share is not None and not 0 < share < 1:
-            raise StateError(f"budget={share} is no share of the time. Give a number between 0 and 1: 0.02 for 2 %.")
+            raise ArgumentError(f"budget={share} is no share of the time. Give a number between 0 and 1: 0.02 for 2 %.")
         self._allowed = share
         self._total_s = 0.0
         self._spent_s = 0.0
@@ -185,7 +187,7 @@ class StepFacts:
             return self._known[name]
         except KeyError:
             names = ", ".join(self._known) or "none, for step() was given no metric"
-            raise StateError(f"keep_if asks for {name!r}, which the step does not have. It has: {names}.") from None
+            raise SelectError(f"keep_if asks for {name!r}, which the step does not have. It has: {names}.") from None
 
 
 KeepIf = Callable[[StepFacts], bool]
@@ -196,7 +198,7 @@ class Keeping:
 
     def __init__(self, rule: KeepIf | None = None) -> None:
         if rule is not None and not callable(rule):
-            raise StateError(
+            raise ArgumentError(
                 f"keep_if={rule!r} cannot be called: give a function of the step, such as lambda s: s.loss > 9."
             )
         self._rule = rule

@@ -21,7 +21,7 @@ from layerscope.capture.torch.named_reader import NamedSeries, NamedSummary, Nam
 from layerscope.capture.torch.summarizer import SeriesKey
 from layerscope.capture.torch.targets import WatchSelection
 from layerscope.capture.torch.tensor_tree import BEFORE_REDUCTION, local_part
-from layerscope.errors import StateError
+from layerscope.errors import ArgumentError, StateError
 from layerscope.model.records import Kind, Mode, Phase, Record, gradient_port, named_site
 from layerscope.stats.torch import is_wrapper
 
@@ -108,13 +108,15 @@ class TorchNamedTensors:
     def form(self, tensor: object, batch_dim: int | None, name: str) -> tuple[tuple[int, ...], int | None]:
         """Shape of the tensor, and which dimension is the batch's."""
         if not isinstance(tensor, Tensor):
-            raise StateError(f"{name!r} is no tensor but {type(tensor).__name__}. Record a tensor: torch.as_tensor(…).")
+            raise ArgumentError(
+                f"{name!r} is no tensor but {type(tensor).__name__}. Record a tensor: torch.as_tensor(…)."
+            )
         tensor, _ = local_part(tensor)
         shape = () if tensor.is_nested or is_lazy(tensor) else tuple(tensor.shape)
         if batch_dim is None or not shape:
             return shape, None
         if not isinstance(batch_dim, int) or not -len(shape) <= batch_dim < len(shape):
-            raise StateError(
+            raise ArgumentError(
                 f"{name!r} has {len(shape)} dimensions, so batch_dim={batch_dim!r} is none of them. "
                 "Give the batch's, or None for a tensor without a batch."
             )

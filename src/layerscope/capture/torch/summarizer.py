@@ -13,7 +13,7 @@ from torch._C._functorch import is_functorch_wrapped_tensor
 
 from layerscope.capture.core.collector import Collector
 from layerscope.capture.torch.tensor_tree import local_part
-from layerscope.errors import LayerscopeError, SelectError, StateError
+from layerscope.errors import ArgumentError, LayerscopeError, SelectError
 from layerscope.model.records import Kind, Mode, Phase
 from layerscope.stats.derived import RESERVED
 from layerscope.stats.torch import add, add_many, dtype_name, is_oversized, is_wrapper, thinned
@@ -43,9 +43,9 @@ class SummaryOptions:
 
     def __post_init__(self) -> None:
         if self.sample is not None and (not isinstance(self.sample, int) or self.sample < 1):
-            raise StateError(f"sample={self.sample!r} is no number of elements. Give at least 1, or None for all.")
+            raise ArgumentError(f"sample={self.sample!r} is no number of elements. Give at least 1, or None for all.")
         if self.own is not None and not callable(self.own):
-            raise StateError(f"statistics={self.own!r} cannot be called: give a function from a tensor to a dict.")
+            raise ArgumentError(f"statistics={self.own!r} cannot be called: give a function from a tensor to a dict.")
 
 
 class Summarizer:

@@ -17,7 +17,7 @@ from layerscope.capture.torch.trace.functions import Function, FunctionFacts, fa
 from layerscope.capture.torch.trace.op_graph import Nodes, OpGraph, Row
 from layerscope.capture.torch.trace.op_recorder import results_of
 from layerscope.capture.torch.trace.tracer import Tracer
-from layerscope.errors import SelectError, StateError
+from layerscope.errors import ArgumentError, SelectError, StateError
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +156,7 @@ class _Editor:
         given = [number for number in edits.operations if before[number].function is None]
         if given:
             name = before[given[0]].facts.name
-            raise StateError(
+            raise ArgumentError(
                 f"Operation {given[0]} is an {name}: nothing computes it. Edit what uses it, or pass another input."
             )
 
@@ -203,7 +203,7 @@ def edited(edit: Callable[[Tensor], Tensor], tensor: Tensor, node: int) -> Tenso
     """What an edit makes of a result."""
     other = edit(tensor)
     if not isinstance(other, Tensor):
-        raise StateError(f"The edit of operation {node} gave {type(other).__name__}. It must give a tensor.")
+        raise ArgumentError(f"The edit of operation {node} gave {type(other).__name__}. It must give a tensor.")
     return other
 
 
@@ -231,7 +231,7 @@ def _parameters_replaced(model: nn.Module, values: Mapping[str, Tensor]) -> Iter
                 raise SelectError(f"The model has no parameter {name!r}.{hint}")
             old = known[name]
             if old.shape != value.shape:
-                raise StateError(f"{name} has shape {tuple(old.shape)}, and its replacement {tuple(value.shape)}.")
+                raise ArgumentError(f"{name} has shape {tuple(old.shape)}, and its replacement {tuple(value.shape)}.")
             new = nn.Parameter(value.detach().to(old.dtype), requires_grad=old.requires_grad)
             for module in model.modules():
                 for key in [key for key, parameter in module._parameters.items() if parameter is old]:
