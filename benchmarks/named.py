@@ -34,7 +34,7 @@ from layerscope.model.records import (
     Summaries,
     TensorType,
     TensorValues,
-    named_site,
+    call_site,
 )
 from layerscope.query.run_tables import RunTables
 from layerscope.store.folder import create
@@ -54,7 +54,7 @@ def make(folder: Path) -> Path:
     ids = np.array(
         [
             sink.series_id(
-                Series(named_site(name, iteration), "tensor", kind, Mode.TRAIN, reading, "float32", (SAMPLES, WIDE))
+                Series(call_site(name, iteration), "tensor", kind, Mode.TRAIN, reading, "float32", (SAMPLES, WIDE))
             )
             for iteration in range(1, ITERATIONS + 1)
             for name in names

@@ -17,6 +17,7 @@ from layerscope.model.patterns import unmatched
 from layerscope.server.one_file import OfflineApi, report
 from layerscope.server.serve import has_screen
 from layerscope.views.histogram import FORMATS, NO_FORMAT
+from layerscope.views.scales import AxisKind
 
 #: What one can begin with, as the page's address says it.
 VIEWS: dict[str, dict[str, str]] = {
@@ -29,7 +30,6 @@ VIEWS: dict[str, dict[str, str]] = {
     "compare": {},
     "tensors": {},
 }
-AXES = {"linear": "linear", "symlog": "symlog", "exponent": "log"}
 IN_WIDGET = 1_500_000  # bytes that a widget holds by itself; the rest it asks for
 HEIGHT = 720
 #: Shows the page in a frame, and hands its questions to Python. Every view of a widget has its own token.
@@ -66,7 +66,11 @@ export default { render };
 
 def start_at(view: str, words: Mapping[str, str | None], numbers: Mapping[str, int | None]) -> str:
     """The page's address that begins with a view and what is said of it; other words are known to exist."""
-    known: dict[str, Sequence[str]] = {"view": tuple(VIEWS), "axis": tuple(AXES), "format": (NO_FORMAT, *FORMATS)}
+    known: dict[str, Sequence[str]] = {
+        "view": tuple(VIEWS),
+        "axis": tuple(kind.value for kind in AxisKind),
+        "format": (NO_FORMAT, *FORMATS),
+    }
     said = {name: word for name, word in {"view": view, **words}.items() if word is not None}
     for name, word in said.items():
         if name in known and word not in known[name]:
@@ -74,8 +78,6 @@ def start_at(view: str, words: Mapping[str, str | None], numbers: Mapping[str, i
     every = numbers["every"]
     if every is not None and every < 1:
         raise SelectError(f"every={every} shows no step: it must be 1 or more.")
-    if "axis" in said:
-        said["axis"] = AXES[said["axis"]]
     given = {name: str(number) for name, number in numbers.items() if number is not None}
     return f"#{urlencode({**said, **VIEWS[view], **given})}"
 

@@ -55,8 +55,8 @@ def views(run: str) -> Iterator[tuple[str, dict[str, str]]]:
     """Each view of a run: its name, and what its address says."""
     site, step = SITES[run], str(STEPS - 10)
     yield "charts", {"site": site, "metricLog": "1", "overlay": "1"}
-    yield "charts-gradient", {"site": site, "kind": "output_grad", "axis": "log", "log": "1", "step": step}
-    at_step = {"axis": "log", "oneStep": "1", "format": "float8_e5m2", "step": step}
+    yield "charts-gradient", {"site": site, "kind": "output_grad", "axis": "exponent", "log": "1", "step": step}
+    at_step = {"axis": "exponent", "oneStep": "1", "format": "float8_e5m2", "step": step}
     yield "charts-step", {"site": site, "kind": "output_grad", **at_step}
     yield "graph", {"view": "graph", "site": site, "step": step}
     yield "graph-whole", {"view": "graph", "step": step}

@@ -45,7 +45,7 @@ def test_a_low_chart_labels_two_values(visit: Visit, address: str) -> None:
 
 def test_ticks_beside_the_strip_of_zeros_stay(visit: Visit, address: str) -> None:
     page = visit.page
-    page.goto(f"{address}#run=run&site=layer&kind=output&axis=log")
+    page.goto(f"{address}#run=run&site=layer&kind=output&axis=exponent")
     _, text = kept(page, page.get_by_role("region", name="Histogram over time").get_by_role("button", name="SVG"))
     assert {"2⁻²", "2⁻¹", "2⁰", "2¹", "0"} <= set(labels(text))
 

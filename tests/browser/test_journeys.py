@@ -88,7 +88,7 @@ def test_the_charts_grow_while_the_training_runs_and_the_address_restores_the_vi
     page.mouse.move(5, 5)
     expect(page.get_by_test_id("crosshair-step")).to_be_visible()
     shown = chosen(page)
-    for part in ("run=live", "site=1.act", "stat=std", "axis=log", "step="):
+    for part in ("run=live", "site=1.act", "stat=std", "axis=exponent", "step="):
         assert part in page.url
     page.reload()
     expect(page.get_by_test_id("crosshair-step")).to_be_visible()

@@ -316,7 +316,7 @@ def test_a_module_tells_its_costs_and_shows_what_it_gives(visit: Visit, address:
     for _ in range(2):
         expect(block).to_contain_text(re.compile(r"FLOPs\s*[\d,]{5,}"))
         expect(block).to_contain_text("time")
-        expect(block).to_contain_text("KB, all results together")
+        expect(block).to_contain_text("kB, all results together")
         expect(block.get_by_test_id("picture-value")).to_have_attribute("data-picture", "grid")
         page.reload()
     expect(part(page, BLOCKS)).to_have_attribute("aria-expanded", "false")  # nothing opens for its output

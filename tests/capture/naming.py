@@ -15,7 +15,7 @@ from layerscope.capture.core.recorder import Recorder, When
 from layerscope.capture.core.schedule import Budget, Every, KeepIf, Keeping
 from layerscope.capture.torch.listener import record
 from layerscope.capture.torch.targets import choose
-from layerscope.model.records import CustomStatistics, Event, Kind, SampleStats, StepInfo, named_site
+from layerscope.model.records import CustomStatistics, Event, Kind, SampleStats, StepInfo, call_site
 from tests.capture.sinks import ListSink, Value
 
 Array = npt.NDArray[Any]
@@ -38,7 +38,7 @@ class Recording(ListSink):
         return [event for event in self.of(Event) if event.level == level]
 
     def number(self, name: str, iteration: int = 1, port: str = "tensor", kind: Kind = Kind.TENSOR) -> int:
-        site = named_site(name, iteration)
+        site = call_site(name, iteration)
         (number,) = [i for i, s in enumerate(self.series) if (s.site, s.port, s.kind) == (site, port, kind)]
         return number
 

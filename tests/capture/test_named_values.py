@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 import layerscope as ls
 from layerscope.capture.core.named_tensors import Detail
-from layerscope.model.records import BATCH_STATISTICS, Kind, Mode, Overhead, SampleStats, named_site
+from layerscope.model.records import BATCH_STATISTICS, Kind, Mode, Overhead, SampleStats, call_site
 from tests.capture.naming import per_sample, recording
 from tests.capture.sinks import Value
 
@@ -359,7 +359,7 @@ def test_a_buffer_that_numpy_fills_anew_has_the_statistics_of_each_iteration() -
                 run.record("x", x)
         run.step()
     for number in (1, 2, 3):
-        assert sink.stat("mean", named_site("x", number), Kind.TENSOR) == number
+        assert sink.stat("mean", call_site("x", number), Kind.TENSOR) == number
         assert float(sink.value(0, "x", number).array.max()) == number
 
 

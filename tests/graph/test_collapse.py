@@ -144,7 +144,7 @@ def test_an_unknown_module_is_answered_with_its_nearest_names() -> None:
 
 
 def test_a_depth_of_nothing_is_refused() -> None:
-    with pytest.raises(SelectError, match="Detail 1"):
+    with pytest.raises(SelectError, match="depth=1"):
         shown(graphs.chain(2), Opening(depth=0))
 
 

@@ -28,8 +28,8 @@ from layerscope.model.records import (
     Summaries,
     TensorType,
     TensorValues,
+    call_site,
     gradient_port,
-    named_site,
 )
 from layerscope.query import tensor_history
 from layerscope.query.named_tensors import NamedTensors, statistics_of
@@ -89,7 +89,7 @@ class Recording:
             for (name, role), _ in TENSORS[: 1 if iteration == 0 else None]:
                 for loss in (None, "", "loss_a"):
                     kind = Kind.TENSOR if loss is None else Kind.TENSOR_GRAD
-                    number = self.number(named_site(name, iteration), gradient_port(role, loss or ""), kind)
+                    number = self.number(call_site(name, iteration), gradient_port(role, loss or ""), kind)
                     arrays[number] = array = drawn(step, role or name, iteration, loss) + np.float32(salt)
                     self.keep(step, number, array, whole=name == "memory")
         for kind, loss in ((Kind.WEIGHT, None), (Kind.WEIGHT_GRAD, "")):

@@ -23,8 +23,8 @@ from layerscope.model.records import (
     StepInfo,
     TensorType,
     TensorValues,
+    call_site,
     gradient_port,
-    named_site,
 )
 from layerscope.store.folder import create
 from layerscope.store.writer import FolderSink
@@ -68,7 +68,7 @@ class NamedWriting:
             if node.type is TensorType.PARAMETER:
                 self._put(step, Series(f"{node.name}.{role}", "weight", *_ordinary(Kind.WEIGHT, shape)), whole)
                 continue
-            site = named_site(node.name, iteration)
+            site = call_site(node.name, iteration)
             self._put(step, Series(site, role or ONLY_ROLE, *_ordinary(Kind.TENSOR, shape)), whole, keeps=True)
             if node.type is not TensorType.TARGET:
                 for loss in LOSSES:

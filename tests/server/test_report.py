@@ -101,5 +101,5 @@ def test_the_command_writes_the_file_and_says_how_large_it_is(
     target = tmp_path / "mail" / "first.html"
     assert main(["report", str(run), "-o", str(target)]) == 0
     assert target.is_file()
-    assert "KB, 1 of 1 histories" in capsys.readouterr().out
+    assert "kB, 1 of 1 histories" in capsys.readouterr().out
     assert main(["report", str(run / "nowhere"), "-o", str(target)]) == 2

@@ -103,7 +103,7 @@ def test_an_own_statistic_is_listed_and_drawn_at_the_steps_that_have_it(client: 
 
 def test_a_histogram_counts_every_element_of_every_step(client: TestClient) -> None:
     series = asked(client, "/api/run/first/sites")["series"][0]["series"]
-    for axis in ("linear", "symlog", "log"):
+    for axis in ("linear", "symlog", "exponent"):
         view = asked(client, f"/api/run/first/histogram?series={series}&axis={axis}&height=64")
         counted = view["counts"].reshape(5, -1).sum(axis=1) + view["below"] + view["above"]
         np.testing.assert_allclose(counted, 500, rtol=1e-5)
@@ -123,12 +123,12 @@ def test_the_limits_of_a_number_format_stand_on_the_exponent_axis(client: TestCl
     below = [int((np.abs(tensor_at(step)) < 2.0**-6).sum()) for step in range(5)]
     for asking, rows in (("histogram?", slice(None)), ("step-histogram?step=2&", slice(2, 3))):
         query = f"/api/run/first/{asking}series=0&axis="
-        limits = asked(client, f"{query}log&format=float8_e4m3fn")["limits"]
+        limits = asked(client, f"{query}exponent&format=float8_e4m3fn")["limits"]
         assert (limits["smallest"], limits["smallest_normal"], limits["largest"]) == (2.0**-9, 2.0**-6, 448.0)
         np.testing.assert_allclose(limits["to_zero"] + limits["subnormal"], below[rows])
         assert not limits["too_large"].any()
-        assert asked(client, f"{query}log")["limits"]["format"] == "float16"
-        assert asked(client, f"{query}log&format=none")["limits"] is None
+        assert asked(client, f"{query}exponent")["limits"]["format"] == "float16"
+        assert asked(client, f"{query}exponent&format=none")["limits"] is None
         assert asked(client, f"{query}linear&format=float16")["limits"] is None
 
 
@@ -148,8 +148,8 @@ def test_the_timeline_shows_the_asked_steps_and_says_how_many_there_are(client: 
         ("scalar?series=0&stat=rms&width=1e9", "width"),
         ("scalar?series=0&stat=rms&first=99999999999999999999", "first"),
         ("histogram?series=0&axis=round", "axis"),
-        ("histogram?series=0&axis=log&format=float7", "format"),
-        ("step-histogram?series=0&axis=log&step=now", "step"),
+        ("histogram?series=0&axis=exponent&format=float7", "format"),
+        ("step-histogram?series=0&axis=exponent&step=now", "step"),
         ("histogram?series=0&axis=linear&height=1000000", "height"),
         ("timeline?width=%00", "width"),
     ],

@@ -41,7 +41,7 @@ def test_a_run_is_shown_from_the_view_site_kind_statistic_and_step_that_were_ask
     assert histogram == {
         "view": ["charts"],
         "oneStep": ["1"],
-        "axis": ["log"],
+        "axis": ["exponent"],
         "format": ["float8_e4m3fn"],
         "every": ["2"],
     }

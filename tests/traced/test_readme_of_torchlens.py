@@ -41,7 +41,7 @@ def test_the_overview_says_all_that_the_readme_prints(alexnet: ls.Trace) -> None
     for said in (
         "Trace of AlexNet",
         "purely feedforward, without branching; 23 modules in total",
-        "24 tensors (5.0 MB) computed; 24 tensors (5.0 MB) saved",
+        "24 tensors (5.04 MB) computed; 24 tensors (5.04 MB) saved",
         "16 parameters (61,100,840 elements",
         "Random seed:",
         "Time elapsed:",
@@ -67,9 +67,9 @@ def test_an_operation_says_all_that_the_readme_prints(alexnet: ls.Trace) -> None
     for said in (
         "conv2d_3_7, 8/24",
         "shape=(1, 384, 13, 13), dtype=float32",
-        "size=259.6 KB",
+        "size=260 kB",
         "tensor([[",
-        "features.6.weight (384, 192, 3, 3), features.6.bias (384,); 663,936 elements (2.7 MB)",
+        "features.6.weight (384, 192, 3, 3), features.6.bias (384,); 663,936 elements (2.66 MB)",
         "Parents: maxpool2d_2_6",
         "Children: relu_3_8",
         "Function: conv2d (grad_fn=ConvolutionBackward0)",

@@ -22,7 +22,7 @@ def test_histograms_of_all_runs_count_all_elements_on_one_axis(axis: AxisKind) -
     first, second, third = view.runs
     assert (first.step, second.step, third.step) == (0, 4, None)
     assert third.lacking == "it lacks it"
-    zeros = 0 if axis is not AxisKind.LOG else 7
+    zeros = 0 if axis is not AxisKind.EXPONENT else 7
     for run, elements in ((first, 400), (second, 307 - zeros)):
         assert len(run.counts) == len(view.edges) - 1
         assert run.counts.sum() + run.numbers[1] + run.numbers[2] == pytest.approx(elements)

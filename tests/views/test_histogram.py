@@ -29,7 +29,7 @@ def test_every_element_is_counted_once(axis: AxisKind) -> None:
     view = histogram_view(history_of(tensors), axis, Screen(width=100, height=40))
     assert len(view.edges) == len(view.counts) // 7 + 1
     in_bins = view.counts.reshape(7, -1).sum(axis=1) + view.below + view.above
-    zeros = view.zeros if axis is AxisKind.LOG else 0.0
+    zeros = view.zeros if axis is AxisKind.EXPONENT else 0.0
     np.testing.assert_allclose(in_bins + zeros, 1003, rtol=1e-5)
     assert view.nan.tolist() == view.pos_inf.tolist() == view.neg_inf.tolist() == [1.0] * 7
     assert view.total.tolist() == [1006.0] * 7
@@ -61,7 +61,7 @@ def test_counts_of_a_linear_axis_are_close_to_numpys() -> None:
 
 def test_counts_of_the_exponent_axis_are_exact() -> None:
     tensor = normal(0)
-    view = histogram_view(history_of({0: tensor}), AxisKind.LOG, Screen(height=200))
+    view = histogram_view(history_of({0: tensor}), AxisKind.EXPONENT, Screen(height=200))
     expected, _ = np.histogram(np.abs(tensor), view.edges)
     inner = slice(8, -9)  # the outermost buckets are cut to the true extremes
     np.testing.assert_allclose(view.counts[inner], expected[inner], atol=1e-3)
@@ -142,7 +142,7 @@ def test_odd_tensors_have_an_axis_too(axis: AxisKind, tensor: Floats) -> None:
     view = histogram_view(history_of({3: tensor}), axis, Screen(height=16))
     assert np.isfinite(view.edges).all()
     assert (np.diff(view.edges) > 0).all()
-    zeros = view.zeros.sum() if axis is AxisKind.LOG else 0.0
+    zeros = view.zeros.sum() if axis is AxisKind.EXPONENT else 0.0
     counted = view.counts.sum() + view.below.sum() + view.above.sum() + zeros
     assert counted == pytest.approx(np.isfinite(tensor).sum(), rel=1e-5)
 
@@ -155,7 +155,7 @@ def test_odd_tensors_have_an_axis_too(axis: AxisKind, tensor: Floats) -> None:
 def test_any_tensor_is_counted_whole(tensor: Floats, axis: AxisKind) -> None:
     view = histogram_view(history_of({0: tensor}), axis, Screen(height=24))
     assert (np.diff(view.edges) > 0).all()
-    zeros = view.zeros.sum() if axis is AxisKind.LOG else 0.0
+    zeros = view.zeros.sum() if axis is AxisKind.EXPONENT else 0.0
     counted = view.counts.sum() + view.below.sum() + view.above.sum() + zeros
     assert counted == pytest.approx(np.isfinite(tensor).sum(), abs=1e-3)
     assert ((view.ticks >= view.edges[0]) & (view.ticks <= view.edges[-1])).all()
@@ -164,12 +164,12 @@ def test_any_tensor_is_counted_whole(tensor: Floats, axis: AxisKind) -> None:
 def test_a_few_tiny_values_do_not_stretch_the_exponent_axis() -> None:
     spread = np.exp2(-np.random.default_rng(0).uniform(0, 10, 980))
     view = histogram_view(
-        history_of({0: np.append(spread, np.exp2(-np.linspace(20, 140, 20)))}), AxisKind.LOG, Screen()
+        history_of({0: np.append(spread, np.exp2(-np.linspace(20, 140, 20)))}), AxisKind.EXPONENT, Screen()
     )
     assert np.log2(view.edges[0]) >= -20
     assert view.below.sum() > 0
     assert np.log2(view.ticks).tolist() == [-10, -8, -6, -4, -2, 0]
-    narrow = histogram_view(history_of({0: normal(0)}), AxisKind.LOG, Screen())
+    narrow = histogram_view(history_of({0: normal(0)}), AxisKind.EXPONENT, Screen())
     assert narrow.below.sum() <= 0.001 * narrow.total.sum()
 
 
@@ -186,7 +186,7 @@ def test_a_part_of_the_training_is_cut_out() -> None:
 
 def test_the_exponent_axis_begins_where_there_is_something() -> None:
     tensor = np.append(np.full(60, 2.0**-75), normal(0, 1000))  # more than the share that is left out
-    view = histogram_view(history_of({0: tensor}), AxisKind.LOG, Screen(height=200))
+    view = histogram_view(history_of({0: tensor}), AxisKind.EXPONENT, Screen(height=200))
     assert view.edges[0] == 2.0**-75
 
 
@@ -197,7 +197,7 @@ def test_zeros_that_are_no_outliers_are_on_the_axis(axis: AxisKind, others: list
     view = histogram_view(history_of({0: np.append(np.zeros(zeros), others)}), axis, Screen())
     assert (np.diff(view.edges) > 0).all()
     assert view.zeros.tolist() == [zeros]
-    if axis is not AxisKind.LOG:
+    if axis is not AxisKind.EXPONENT:
         assert view.edges[0] <= 0.0 <= view.edges[-1]
         assert view.counts.sum() >= zeros * 0.999
 
@@ -210,5 +210,5 @@ def test_a_single_zero_far_from_all_else_does_not_stretch_the_linear_axis() -> N
 
 
 def test_subnormal_numbers_alone_have_an_exponent_axis() -> None:
-    view = histogram_view(history_of({0: np.array([5e-324])}), AxisKind.LOG, Screen())
+    view = histogram_view(history_of({0: np.array([5e-324])}), AxisKind.EXPONENT, Screen())
     assert (np.diff(view.edges) > 0).all()

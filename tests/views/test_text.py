@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import re
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 from rich.console import Console, RenderableType
 
+from layerscope.model.text import number_text, quantity
 from layerscope.query.run_tables import RunTables
 from layerscope.query.tables import Table
 from layerscope.views import terminal
@@ -95,3 +97,9 @@ def test_whole_numbers_times_and_short_lists_are_shown_in_full() -> None:
     ]
     long = Table(pa.table({"counts": [list(range(64))]}))
     assert repr(long).splitlines()[1].strip() == "[64 values]"
+
+
+def test_numbers_and_quantities_are_written_as_the_page_writes_them() -> None:
+    golden = json.loads((Path(__file__).parents[1] / "golden" / "text.json").read_text(encoding="utf-8"))
+    assert [number_text(x, digits) for x, digits, _ in golden["numbers"]] == [text for *_, text in golden["numbers"]]
+    assert [quantity(x, unit) for x, unit, _ in golden["quantities"]] == [text for *_, text in golden["quantities"]]

@@ -61,5 +61,5 @@ export function smoothOf({ selection }: Scope): string {
 /** The number format whose limits are marked. */
 export function formatOf({ selection }: Scope): string {
   const { axis, format } = selection;
-  return axis === "log" && format !== null ? `&format=${encodeURIComponent(format)}` : "";
+  return axis === "exponent" && format !== null ? `&format=${encodeURIComponent(format)}` : "";
 }

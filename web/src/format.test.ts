@@ -1,4 +1,5 @@
 import { expect, test } from "vitest";
+import golden from "../../tests/golden/text.json?raw";
 import { count, isBroken, problemsOf, quantity, recorded, share, ticks, value } from "./format";
 
 test.each([
@@ -42,8 +43,14 @@ test("ticks are written as all numbers are", () => {
 
 test("a quantity has the unit that suits it", () => {
   expect([3.2e-5, 0.00419, 2].map((x) => quantity(x, "s"))).toEqual(["32 µs", "4.19 ms", "2 s"]);
-  expect([0, 512, 1500, 4.2e6].map((x) => quantity(x, "B"))).toEqual(["0 B", "512 B", "1.5 KB", "4.2 MB"]);
+  expect([0, 512, 1500, 4.2e6].map((x) => quantity(x, "B"))).toEqual(["0 B", "512 B", "1.5 kB", "4.2 MB"]);
   expect([12, 4.2e6].map((x) => quantity(x, "FLOPs"))).toEqual(["12 FLOPs", "4.2 MFLOPs"]);
+});
+
+test("numbers and quantities are written as Python writes them", () => {
+  const { numbers, quantities } = JSON.parse(golden) as Record<string, [number, never, string][]>;
+  for (const [x, digits, text] of numbers ?? []) expect(value(x, digits)).toBe(text);
+  for (const [x, unit, text] of quantities ?? []) expect(quantity(x, unit)).toBe(text);
 });
 
 test("ticks of one axis are written alike", () => {

@@ -35,8 +35,7 @@ export function value(x: number | null | undefined, digits = 4, [least, most] = 
     const [mantissa = "", exponent = "0"] = size.toExponential(digits - 2).split("e");
     return `${sign}${mantissa.replace(/\.?0+$/, "")}e${exponent.replace("+", "").replace("-", MINUS)}`;
   }
-  const text = size >= 10 ** digits ? String(Math.round(size)) : size.toPrecision(digits);
-  return sign + (text.includes(".") ? text.replace(/\.?0+$/, "") : text);
+  return sign + String(size >= 10 ** digits ? Math.round(size) : Number(size.toPrecision(digits)));
 }
 
 /** A recorded value: NaN is told apart from a value that is missing. */
@@ -54,18 +53,12 @@ export function isBroken(x: number | undefined): boolean {
   return x !== undefined && !Number.isFinite(x);
 }
 
-/** Sizes from which on a prefix is used; of bytes they are as in the texts that the server writes. */
+/** Sizes from which on a prefix is used; as in `layerscope/model/text.py`. */
 const PREFIXES: Readonly<Record<string, readonly (readonly [number, string])[]>> = {
   s: [
     [1e-6, "µ"],
     [1e-3, "m"],
     [1, ""],
-  ],
-  B: [
-    [1, ""],
-    [1e3, "K"],
-    [1e6, "M"],
-    [1e9, "G"],
   ],
   "": [
     [1, ""],

@@ -213,7 +213,7 @@ const FLAGS = [
 const LISTS = ["metrics", "runs"] as const;
 /** In percent: above it a curve hardly moves. */
 export const MOST_SMOOTH = 99;
-const AXES: readonly string[] = ["linear", "symlog", "log"] satisfies AxisKind[];
+const AXES: readonly string[] = ["linear", "symlog", "exponent"] satisfies AxisKind[];
 
 /** The selection that an address's fragment describes; what it does not name, or names wrongly, is as at the start. */
 export function parsed(hash: string): Selection {

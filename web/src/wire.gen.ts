@@ -1,6 +1,6 @@
 // Generated from the Python records by `python -m layerscope.server.wire`. Do not edit.
 
-export type AxisKind = "linear" | "symlog" | "log";
+export type AxisKind = "linear" | "symlog" | "exponent";
 
 /** A statistic or metric over the steps: lowest, highest and last value of each column of the screen. */
 export interface ScalarView {

@@ -18,6 +18,7 @@ from rich.text import Text
 from layerscope.diagnose.findings import Diagnosis, Finding, Severity, as_json
 from layerscope.diagnose.rules import check
 from layerscope.errors import LayerscopeError, MissingError, StoreError
+from layerscope.model.text import quantity
 from layerscope.query.discover import find_runs
 from layerscope.query.run_tables import RunTables
 from layerscope.query.tables import Table
@@ -26,7 +27,6 @@ from layerscope.server.one_file import report
 from layerscope.server.serve import PageServer, announce, open_page
 from layerscope.store.compaction import CompactReport, compact
 from layerscope.views import terminal
-from layerscope.views.trace_text import size
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -98,22 +98,8 @@ def told(report: CompactReport) -> str:
     rows = sum(report.rows.values())
     if not rows:
         return "nothing new to compact."
-    before, after = size_text(report.bytes_before), size_text(report.bytes_after)
+    before, after = quantity(report.bytes_before, "B"), quantity(report.bytes_after, "B")
     return f"{rows:,} {'row' if rows == 1 else 'rows'} compacted from {before} to {after} in {report.elapsed_s:.2f} s."
-
-
-def size_text(size_bytes: int) -> str:
-    """A number of bytes in the unit that fits.
-
-    >>> size_text(1_234_567)
-    '1.2 MB'
-    """
-    size, unit = float(size_bytes), "bytes"
-    for larger in ("kB", "MB", "GB"):
-        if size < 1000:
-            break
-        size, unit = size / 1000, larger
-    return f"{size:.0f} {unit}" if unit == "bytes" else f"{size:.1f} {unit}"
 
 
 def write_report(options: argparse.Namespace) -> int:
@@ -122,7 +108,7 @@ def write_report(options: argparse.Namespace) -> int:
     file = options.output or Path(f"{options.run_folder.resolve().name}.html")
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(made.html, encoding="utf-8")
-    told = f"{file}: {size(file.stat().st_size)}, {made.holds}"
+    told = f"{file}: {quantity(file.stat().st_size, 'B')}, {made.holds}"
     console().print(told, markup=False, highlight=False)
     return 0
 

@@ -298,9 +298,9 @@ class Sink(Protocol):
         ...
 
 
-def named_site(name: str, iteration: int) -> str:
-    """Site of a tensor named in an iteration, which is numbered as the calls of a module are; 0 is before the first."""
-    return name if iteration == 1 else f"{name}#{iteration}"
+def call_site(name: str, number: int) -> str:
+    """Site of a call of a module, or of a tensor named in an iteration: the name for the first, else `name#2`."""
+    return name if number == 1 else f"{name}#{number}"
 
 
 def name_in(site: str, known: Container[str]) -> str:

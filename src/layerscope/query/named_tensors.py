@@ -21,8 +21,8 @@ from layerscope.model.records import (
     Ints,
     Kind,
     StepInfo,
+    call_site,
     gradient_port,
-    named_site,
 )
 from layerscope.query import tables
 from layerscope.query.tables import Table
@@ -248,7 +248,7 @@ class NamedTensors:
         """The series of a tensor: of a recorded one, else of a parameter."""
         kind = Kind.TENSOR if loss is None else Kind.TENSOR_GRAD
         bare, _, context = name.partition("@")  # as the graphs name what was recorded in a context
-        key = (named_site(bare, iteration), gradient_port(role, loss or ""), kind.value, context)
+        key = (call_site(bare, iteration), gradient_port(role, loss or ""), kind.value, context)
         return self._series.get(key) or self._series.get((*self.of_parameter(name, role, loss), "")) or ()
 
     def of_parameter(self, name: str, role: str, loss: str | None) -> tuple[str, str, str]:

@@ -104,15 +104,15 @@ def histograms_view(
         for one in held
     ]
     parts = [_row(one, row) for one, row in zip(held, rows, strict=True)]
-    parts = [magnitudes(part) for part in parts] if axis is AxisKind.LOG else parts
+    parts = [magnitudes(part) for part in parts] if axis is AxisKind.EXPONENT else parts
     together = _together(parts)
     zeros = np.array([_number(one, row, "zeros") for one, row in zip(held, rows, strict=True)])
-    counted = np.zeros(len(held)) if axis is AxisKind.LOG else zeros
+    counted = np.zeros(len(held)) if axis is AxisKind.EXPONENT else zeros
     laid = value_axis(axis, together, float(counted.sum()), bins, octaves=True)
     counts = binned(together, laid.edges, counted)
-    ends = ("abs_min", "abs_max") if axis is AxisKind.LOG else ("min", "max")
+    ends = ("abs_min", "abs_max") if axis is AxisKind.EXPONENT else ("min", "max")
     runs = tuple(_histogram(one, row, counts[at], ends) for at, (one, row) in enumerate(zip(held, rows, strict=True)))
-    limits = limits_of(together, format_) if axis is AxisKind.LOG else None
+    limits = limits_of(together, format_) if axis is AxisKind.EXPONENT else None
     return HistogramsView(axis, laid.edges, laid.ticks, runs, limits)
 
 
@@ -123,8 +123,8 @@ def over_time_view(
     shown = [(one.history, screen.shows(one.history.steps)) for one in held if one.history is not None]
     parts = [history.bits.decoded(np.array([rows.start, rows.stop])) for history, rows in shown] or [_NOTHING]
     zeros = sum(float(history.stat("zeros")[rows].sum()) for history, rows in shown)
-    together = _together([magnitudes(part) for part in parts] if axis is AxisKind.LOG else parts)
-    laid = value_axis(axis, together, 0.0 if axis is AxisKind.LOG else zeros, screen.height)
+    together = _together([magnitudes(part) for part in parts] if axis is AxisKind.EXPONENT else parts)
+    laid = value_axis(axis, together, 0.0 if axis is AxisKind.EXPONENT else zeros, screen.height)
     views = [histogram_view(one.history, axis, screen, format_, laid) if one.history else None for one in held]
     most = max((view.most for view in views if view is not None), default=1.0)
     alike = [None if view is None else shaded(view, most) for view in views]

@@ -14,6 +14,7 @@ from layerscope.graph.layout_x import SpanX
 from layerscope.graph.order import LayoutFlow, order
 from layerscope.graph.place import place
 from layerscope.model.records import Dependencies, Floats, NamedNode, TensorType
+from layerscope.model.text import shape_text
 from layerscope.views.draw.text_width import shortened, text_width
 
 NAME_SIZE, DETAIL_SIZE = 12.0, 10.5
@@ -151,15 +152,6 @@ def halves(name: str) -> tuple[str, str]:
     ends = (found.end() for found in re.finditer(r"[^a-zA-Z0-9]+|[a-z](?=[A-Z])", name))
     at = min(ends, key=lambda end: max(end, len(name) - end), default=len(name))
     return name[:at], name[at:]
-
-
-def shape_text(shape: Sequence[int]) -> str:
-    """A shape in words.
-
-    >>> shape_text((64, 5)), shape_text(())
-    ('64 × 5', 'number')
-    """
-    return " × ".join(map(str, shape)) or "number"
 
 
 def dependency_view(graph: Dependencies, places: NodePositions, node: str, role: str) -> DependencyView:

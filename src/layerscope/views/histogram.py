@@ -100,16 +100,16 @@ def histogram_view(
     shown = screen.shows(history.steps)
     grouped = columns(history.steps[shown], screen.width)
     bits = history.bits.decoded(shown.start + np.append(grouped.starts, len(grouped.of_row)))
-    bits = magnitudes(bits) if axis is AxisKind.LOG else bits
+    bits = magnitudes(bits) if axis is AxisKind.EXPONENT else bits
     of_columns = _Moments(history, shown, grouped)
-    zeros = np.zeros(len(grouped)) if axis is AxisKind.LOG else of_columns.added("zeros")
+    zeros = np.zeros(len(grouped)) if axis is AxisKind.EXPONENT else of_columns.added("zeros")
     laid = laid or value_axis(axis, bits, float(zeros.sum()), screen.height)
     counts = binned(bits, laid.edges, zeros)
     cells = counts[:, 1:-1].astype(np.float32)
     summaries = np.bincount(grouped.of_row, minlength=len(grouped))
     means = np.divide(cells, summaries[:, None], dtype=np.float32)
     most = float(means.max(initial=1.0))
-    extremes = ("abs_min", "abs_max") if axis is AxisKind.LOG else ("min", "max")
+    extremes = ("abs_min", "abs_max") if axis is AxisKind.EXPONENT else ("min", "max")
     return HistogramView(
         axis=axis,
         points=len(grouped.of_row),
@@ -135,7 +135,7 @@ def histogram_view(
         largest=of_columns.extreme(extremes[1], np.fmax),
         shares=SHARES,
         quantiles=derived.quantiles(bits, zeros, np.array(SHARES)).ravel(),
-        limits=limits_of(bits, format_) if axis is AxisKind.LOG else None,
+        limits=limits_of(bits, format_) if axis is AxisKind.EXPONENT else None,
     )
 
 

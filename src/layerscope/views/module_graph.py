@@ -12,6 +12,7 @@ import numpy as np
 from layerscope.graph.module_nodes import MODEL, ModuleBox, ModuleBoxes, ModuleBoxRole
 from layerscope.graph.module_order import NO_TENSOR, CallOrder
 from layerscope.model.records import CallGraph, CallNode, Flags, Floats, Ints, Kind
+from layerscope.model.text import shape_text
 from layerscope.query.matrix import INF, MISSING, NAN, VALUE, Cells, Matrix
 from layerscope.query.tables import at_or_before, first_of_each
 from layerscope.views.draw.text_width import text_width
@@ -131,15 +132,6 @@ def _ports(ports: Iterable[tuple[str, tuple[int, ...]]], tensors: Mapping[str, i
         f"{_shown(name)}\t{shape_text(shapes[name]) if name in shapes else ''}": tensors.get(name, NO_TENSOR)
         for name in names
     }
-
-
-def shape_text(shape: Sequence[int]) -> str:
-    """A shape as people write it.
-
-    >>> shape_text((2, 12, 32))
-    '2×12×32'
-    """
-    return "×".join(map(str, shape)) if shape else "scalar"
 
 
 def _size(part: ModuleBox, words: tuple[str, str], times: int) -> tuple[int, int]:

@@ -35,7 +35,7 @@ class AxisKind(str, Enum):
 
     LINEAR = "linear"
     SYMLOG = "symlog"
-    LOG = "log"
+    EXPONENT = "exponent"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ def value_axis(kind: AxisKind, bits: derived.BitRows, zeros: float, bins: int, *
     """
     if len(bits.row) == 0:
         return linear(-1.0, 1.0, bins)
-    if kind is AxisKind.LOG:
+    if kind is AxisKind.EXPONENT:
         return exponents(bits, bins, (1,) if octaves else PARTS)
     if kind is AxisKind.SYMLOG:
         return symlog(bits, bins)

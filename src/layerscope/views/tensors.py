@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from layerscope.model.records import Floats, Ints, Kind, NamedNode, TensorType, gradient_port, named_site
+from layerscope.model.records import Floats, Ints, Kind, NamedNode, TensorType, call_site, gradient_port
+from layerscope.model.text import shape_text
 from layerscope.query.tensor_query import ResolvedQuery, TensorSelection
 from layerscope.stats import derived
 from layerscope.views.compare import Curves
-from layerscope.views.dependencies import DependencyView, NodePositions, dependency_view, shape_text
+from layerscope.views.dependencies import DependencyView, NodePositions, dependency_view
 from layerscope.views.values import ValueView, cut, value_view
 
 if TYPE_CHECKING:
@@ -142,7 +143,7 @@ def _place(named: NamedTensors, chosen: TensorSelection, node: NamedNode | None)
         return dict(zip(("site", "port", "kind"), found, strict=True))
     kind = (Kind.TENSOR if chosen.loss is None else Kind.TENSOR_GRAD).value
     port = gradient_port(chosen.role, chosen.loss or "")
-    return {"site": named_site(chosen.node, chosen.iteration), "port": port, "kind": kind}
+    return {"site": call_site(chosen.node, chosen.iteration), "port": port, "kind": kind}
 
 
 def statistics(named: NamedTensors, chosen: TensorSelection) -> dict[str, float]:

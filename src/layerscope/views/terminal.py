@@ -15,6 +15,7 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from layerscope.model.records import Floats, Ints
+from layerscope.model.text import shape_text
 from layerscope.query.tables import SHORT_LIST, cell_text
 from layerscope.views.scalar import Screen, metrics_in_order, scalar_view
 
@@ -131,7 +132,7 @@ def _is_numeric(kind: pa.DataType) -> bool:
 def cell(value: object, column: str = "") -> Text:
     """One value; a name from a run is text, never markup."""
     if isinstance(value, list):
-        return Text("×".join(map(str, value)) if len(value) <= SHORT_LIST else f"{len(value)} values")
+        return Text(shape_text(value) if len(value) <= SHORT_LIST else f"{len(value)} values")
     broken = isinstance(value, float) and not np.isfinite(value)
     return Text(cell_text(column, value, DIGITS), "bold red" if broken else "")
 

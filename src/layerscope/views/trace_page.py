@@ -16,11 +16,11 @@ from layerscope.graph.module_nodes import MODEL
 from layerscope.graph.module_order import NO_TENSOR, Ordered
 from layerscope.graph.op_blocks import BlockRole, Nesting, OpBlock
 from layerscope.graph.order import Ordering, flows_of, order
-from layerscope.model.records import Floats
+from layerscope.model.records import Floats, call_site
+from layerscope.model.text import quantity, shape_text
 from layerscope.model.trace_record import Operation, Role, TraceRecord, field_of_all
 from layerscope.views.draw.text_width import text_width
 from layerscope.views.nested_graph import GroupOrder, group_order
-from layerscope.views.trace_text import size
 from layerscope.views.wording import Wording
 
 MOST_RANKED = 10
@@ -52,13 +52,13 @@ def overview(record: TraceRecord, naming: Naming) -> TraceOverview:
     computed = next(ranking.total for ranking in rankings if ranking.field == "size_bytes")
     elements = sum(math.prod(parameter.shape) for parameter in record.parameters)
     calls = sum(bool(call.class_name) for call in record.calls)  # the first is what was traced, a module or not
-    held = size(sum(parameter.size_bytes for parameter in record.parameters))
+    held = quantity(sum(parameter.size_bytes for parameter in record.parameters), "B")
     found = (
         ("Operations", f"{len(record.operations):,} in {calls:,} calls of modules"),
         ("Parameters", f"{elements:,} elements ({held})" if elements else ""),
         ("FLOPs", f"{flops:,.0f}" if flops else ""),
-        ("Time", f"{record.elapsed_s * 1e3:,.3g} ms, tracing included"),
-        ("Results", f"{size(computed)} in all, if none were freed"),
+        ("Time", f"{quantity(record.elapsed_s, 's')}, tracing included"),
+        ("Results", f"{quantity(computed, 'B')} in all, if none were freed"),
         ("Seed", "" if record.seed is None else str(record.seed)),
     )
     return TraceOverview(
@@ -95,7 +95,7 @@ def flops_of_calls(record: TraceRecord) -> dict[str, int]:
             of_calls[call] += flops
             call = record.calls[call].parent
     calls = zip(record.calls, of_calls, strict=True)
-    return {f"{call.path or MODEL}{f'#{call.number}' if call.number > 1 else ''}": flops for call, flops in calls}
+    return {call_site(call.path or MODEL, max(call.number, 1)): flops for call, flops in calls}
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,23 +221,14 @@ def link(record: TraceRecord, naming: Naming, index: int, argument: str = "") ->
     return OperationLink(index, naming.label(index), record.calls[op.call].path, shape_text(op.shape), argument)
 
 
-def shape_text(shape: tuple[int, ...]) -> str:
-    """A shape as it stands on nodes.
-
-    >>> shape_text((2, 3)), shape_text(())
-    ('2×3', 'scalar')
-    """
-    return "×".join(map(str, shape)) or "scalar"
-
-
 def facts(record: TraceRecord, op: Operation) -> tuple[Fact, ...]:
     """What there is to say of an operation, the most important first."""
     used = [parameter for parameter in record.parameters if parameter.name in op.parameters]
     elements = sum(math.prod(parameter.shape) for parameter in used)
     named = ", ".join(f"{parameter.name} {shape_text(parameter.shape)}" for parameter in used)
     found = [
-        ("Time", f"{op.elapsed_s * 1e6:,.1f} µs" if op.elapsed_s else ""),
-        ("Memory", size(op.size_bytes)),
+        ("Time", quantity(op.elapsed_s, "s") if op.elapsed_s else ""),
+        ("Memory", quantity(op.size_bytes, "B")),
         ("FLOPs", f"{op.flops:,}" if op.flops else ""),
         ("Parameters", f"{named} ({elements:,} elements)" if used else ""),
         ("Buffers", ", ".join(op.buffers)),
@@ -430,9 +421,9 @@ class TraceGraph:
             "gives": f"{self.shape(block)} {record.operations[self._given(block)[0]].dtype}",
             "parameters": ", ".join(first.parameters) if not block.children else "",
             "passes": str(block.passes) if block.index and block.passes > 1 else "",
-            "time": (f"{elapsed * 1e3:.3g} ms" if elapsed < 1 else f"{elapsed:,.2f} s") if elapsed else "",
+            "time": quantity(elapsed, "s") if elapsed else "",
             "FLOPs": f"{flops:,.0f}" if flops else "",
-            "memory": size(held) + (", all results together" if block.children else ""),
+            "memory": quantity(held, "B") + (", all results together" if block.children else ""),
         }
         return "\n".join(f"{name}\t{text}" for name, text in found.items() if text)
 

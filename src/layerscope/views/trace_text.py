@@ -7,21 +7,9 @@ import textwrap
 from collections.abc import Collection, Sequence
 
 from layerscope.graph.layers import Naming, Recurrence, Relations, flow
+from layerscope.model.text import quantity, shape_text
 from layerscope.model.trace_record import CodeFrame, Operation, Role, TraceRecord
 from layerscope.query.trace_tables import ModuleRow
-
-
-def size(count: float) -> str:
-    """A number of bytes for people.
-
-    >>> [size(n) for n in (12, 259584, 61_100_840 * 4)]
-    ['12 B', '259.6 KB', '244.4 MB']
-    """
-    for unit in ("B", "KB", "MB", "GB"):
-        if count < 1000 or unit == "GB":
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1000
-    raise AssertionError("the last unit takes everything")
 
 
 def overview_text(record: TraceRecord, naming: Naming, relations: Relations, saved: Collection[int]) -> str:
@@ -35,9 +23,10 @@ def overview_text(record: TraceRecord, naming: Naming, relations: Relations, sav
     lines = [
         f"Trace of {record.model}{' (ended by an error)' if record.failure else ''}:",
         f"\tModel structure: {shape}; {modules} modules in total.",
-        f"\t{len(operations)} tensors ({size(computed)}) computed; {len(saved)} tensors ({size(kept)}) saved.",
+        f"\t{len(operations)} tensors ({quantity(computed, 'B')}) computed; "
+        f"{len(saved)} tensors ({quantity(kept, 'B')}) saved.",
         f"\t{users} operations use {len(record.parameters)} parameters "
-        f"({elements:,} elements; {size(sum(p.size_bytes for p in record.parameters))}).",
+        f"({elements:,} elements; {quantity(sum(p.size_bytes for p in record.parameters), 'B')}).",
         f"\tRandom seed: {'not set' if record.seed is None else record.seed}",
         f"\tTime elapsed: {record.elapsed_s:.3f}s",
     ]
@@ -100,7 +89,7 @@ def operation_text(
     layer = naming.layer[index]
     passes = len(naming.members[layer])
     number = f" (pass {naming.number[index]}/{passes})" if passes > 1 else ""
-    shape = f"shape={op.shape}, dtype={op.dtype}, device={op.device}, size={size(op.size_bytes)}"
+    shape = f"shape={op.shape}, dtype={op.dtype}, device={op.device}, size={quantity(op.size_bytes, 'B')}"
     lines = [
         f"Operation {naming.labels[layer]}{number}, {index + 1}/{len(record.operations)}:",
         f"\tOutput tensor: {shape}",
@@ -124,7 +113,7 @@ def parameters_text(record: TraceRecord, op: Operation) -> str:
     used = [parameter for parameter in record.parameters if parameter.name in op.parameters]
     named = ", ".join(f"{parameter.name} {parameter.shape}" for parameter in used)
     elements = sum(math.prod(parameter.shape) for parameter in used)
-    return f"{named}; {elements:,} elements ({size(sum(parameter.size_bytes for parameter in used))})"
+    return f"{named}; {elements:,} elements ({quantity(sum(parameter.size_bytes for parameter in used), 'B')})"
 
 
 def _relations(naming: Naming, relations: Relations, op: Operation) -> list[str]:
@@ -199,7 +188,7 @@ def summary_text(rows: list[ModuleRow]) -> str:
 def _cells(row: ModuleRow) -> tuple[str, ...]:
     name = row.path.rpartition(".")[2]
     title = f"{'  ' * row.depth}{name}: {row.class_name}" if name else row.class_name
-    shapes = ", ".join("×".join(map(str, shape)) or "scalar" for shape in row.output_shapes)
+    shapes = ", ".join(map(shape_text, row.output_shapes))
     shapes = shapes if len(shapes) <= 48 else f"{shapes[:47]}…"
     counts = (f"{number:,}" if number else "–" for number in (row.parameters, row.flops))
     return (title, shapes or "–", *counts, str(row.calls) if row.calls else "not called")
@@ -220,7 +209,7 @@ def _totals(rows: list[ModuleRow]) -> list[str]:
     return [
         f"Parameters: {whole.parameters:,} ({whole.trainable:,} trainable)",
         f"FLOPs of one pass: {whole.flops:,}",
-        f"Outputs of the innermost modules: {size(outputs)}",
+        f"Outputs of the innermost modules: {quantity(outputs, 'B')}",
     ]
 
 

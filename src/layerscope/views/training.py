@@ -10,6 +10,7 @@ import numpy as np
 
 from layerscope.graph.module_nodes import MODEL
 from layerscope.model.records import CallGraph, Floats, Ints
+from layerscope.model.text import shape_text
 from layerscope.views.scalar import ScalarView
 
 
@@ -99,7 +100,7 @@ def network_view(run: str, graph: CallGraph | None, parameters: Sequence[tuple[s
             own.setdefault(path, 0)
             classes.setdefault(path, "")
         own[owner] = max(0, own[owner] - size)  # what has a line of its own is counted there
-        own[name], classes[name] = size, " × ".join(map(str, shape)) or "number"
+        own[name], classes[name] = size, shape_text(shape)
     total = dict.fromkeys(own, 0)
     for path, count in own.items():
         for above in _chain(path):

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from layerscope.graph.collapse import Drawable
 from layerscope.graph.op_blocks import BlockRole, OpBlock, passes_text
+from layerscope.model.text import quantity, shape_text
 from layerscope.model.trace_record import Operation
 
 
@@ -46,12 +47,14 @@ class Wording:
         if block.role is BlockRole.SECTION:
             return (f"{len(block.operations):,} operations",)
         if block.children:
-            return (self._class_name(block), f"{len(block.operations):,} operations", _shape(last))
+            return (self._class_name(block), f"{len(block.operations):,} operations", shape_text(last.shape))
         if block.role in (BlockRole.INPUT, BlockRole.OUTPUT):
             border = "from outside" if block.role is BlockRole.INPUT else "to outside"
-            return (_shape(last),) if last.role.value == block.role.value else (_shape(last), border)
+            return (
+                (shape_text(last.shape),) if last.role.value == block.role.value else (shape_text(last.shape), border)
+            )
         shapes = ", ".join(self._parameter_shapes(last))
-        found = (self.path_below(block), _shape(last), f"params {shapes}" if shapes else "")
+        found = (self.path_below(block), shape_text(last.shape), f"params {shapes}" if shapes else "")
         return tuple(line for line in found if line)
 
     def tooltip(self, block: OpBlock) -> str:
@@ -65,8 +68,11 @@ class Wording:
         else:
             said = [self._label(block), f"{last.function} in {block.path}" if block.path else last.function]
             said.append(", ".join(last.parameters))
-        said += [f"{_shape(last)} {last.dtype} on {last.device}", f"{block.passes} passes" if block.passes > 1 else ""]
-        said.append(f"{elapsed * 1e3:.3g} ms" if elapsed else "")
+        said += [
+            f"{shape_text(last.shape)} {last.dtype} on {last.device}",
+            f"{block.passes} passes" if block.passes > 1 else "",
+        ]
+        said.append(quantity(elapsed, "s") if elapsed else "")
         return "\n".join(line for line in said if line)
 
     def _label(self, block: OpBlock) -> str:
@@ -99,7 +105,7 @@ class Wording:
     def _parameter_shapes(self, operation: Operation) -> Iterable[str]:
         for name in operation.parameters:
             if name in self._parameters:
-                yield "×".join(map(str, self._parameters[name].shape)) or "1"
+                yield shape_text(self._parameters[name].shape)
 
     def _elements(self, names: Iterable[str]) -> int:
         total = 0
@@ -114,7 +120,3 @@ class Wording:
         """One operation of each function call."""
         found = (self._record.operations[index] for index in operations)
         return (operation for operation in found if operation.lead == operation.index)
-
-
-def _shape(operation: Operation) -> str:
-    return "×".join(map(str, operation.shape)) or "scalar"

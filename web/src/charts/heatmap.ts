@@ -39,7 +39,7 @@ export interface Target {
 
 export function boxOf(view: HistogramView, width: number, height: number): Box {
   const bad = [view.nan, view.pos_inf, view.neg_inf].some((column) => column.some((count) => count > 0));
-  const zeros = view.axis === "log" && view.zeros.some((count) => count > 0);
+  const zeros = view.axis === "exponent" && view.zeros.some((count) => count > 0);
   const top = 6 + (bad ? STRIP + GAP : 0);
   const bottom = height - AXIS - (zeros ? STRIP + GAP : 0);
   return {
@@ -293,7 +293,7 @@ class Picture {
     context.fillStyle = colors.muted;
     context.textAlign = "right";
     context.textBaseline = "middle";
-    const powersOfTwo = view.axis === "log";
+    const powersOfTwo = view.axis === "exponent";
     const texts = ticks(Array.from(view.ticks), powersOfTwo);
     // Beside "NaN, Inf" above and "0" below.
     const highest = box.badTop === null ? 0 : box.badTop + STRIP / 2 + 12;

@@ -35,7 +35,7 @@ export function drawHistogram(
   if (context === null) return;
   context.scale(ratio, ratio);
   const bin = width / (view.edges.length - 1);
-  const texts = ticks(Array.from(view.ticks), view.axis === "log");
+  const texts = ticks(Array.from(view.ticks), view.axis === "exponent");
   context.font = colors.font;
   context.textAlign = "center";
   context.textBaseline = "bottom";
@@ -91,7 +91,7 @@ function scaleLine(
   context.lineTo(width, y);
   context.stroke();
   context.setLineDash([]);
-  const zeros = view.axis === "log" ? (run.numbers[3] ?? 0) : 0;
+  const zeros = view.axis === "exponent" ? (run.numbers[3] ?? 0) : 0;
   const most = mostOf(view);
   const texts = [most > 0 ? `${among}: ${share(most, 1)}` : "nothing on this axis"];
   if (zeros > 0) texts.push(`${share(zeros, run.numbers[0] ?? 0)} are 0, which has no exponent`);

@@ -22,7 +22,7 @@ from layerscope.capture.torch.summarizer import SeriesKey
 from layerscope.capture.torch.targets import WatchSelection
 from layerscope.capture.torch.tensor_tree import BEFORE_REDUCTION, local_part
 from layerscope.errors import ArgumentError, StateError
-from layerscope.model.records import Kind, Mode, Phase, Record, gradient_port, named_site
+from layerscope.model.records import Kind, Mode, Phase, Record, call_site, gradient_port
 from layerscope.stats.torch import is_wrapper
 
 _backward = torch._C._current_graph_task_id  # the one that runs on this thread; -1 for none
@@ -162,7 +162,7 @@ class TorchNamedTensors:
         series = self._series.get(key)  # a look-up by the kinds themselves takes five times as long
         if series is None:
             what = (Kind.TENSOR, Phase.FORWARD) if take.is_value else (Kind.TENSOR_GRAD, Phase.BACKWARD)
-            site, port = named_site(entry.name, entry.iteration), gradient_port(entry.role, take.loss)
+            site, port = call_site(entry.name, entry.iteration), gradient_port(entry.role, take.loss)
             mode = Mode.TRAIN if entry.is_training else Mode.EVAL
             identity = (site, port, what[0], mode, what[1], entry.context, take.local, take.dtype)
             series = self._series[key] = self._intake.collector.number(identity, entry.shape)

@@ -16,6 +16,7 @@ from starlette.routing import Route
 from layerscope.errors import FormatError, SelectError
 from layerscope.graph.layers import Naming, name_layers
 from layerscope.graph.op_blocks import Nesting
+from layerscope.model.records import call_site
 from layerscope.model.trace_record import Operation, field_of_all
 from layerscope.query.trace_tables import stack_of
 from layerscope.server.catalogue import OpenRunEntry
@@ -195,7 +196,7 @@ class Traces:
             role=op.role.value,
             module=call.path,
             module_class=call.class_name,
-            site=call.path if call.number == 1 else f"{call.path}#{call.number}",
+            site=call_site(call.path, call.number),
             shape=op.shape,
             dtype=op.dtype,
             facts=page.facts(record, op),
