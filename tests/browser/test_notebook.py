@@ -31,9 +31,9 @@ app = marimo.App()
 @app.cell
 def _():
     import layerscope as ls
-    from layerscope import shown
+    from layerscope import widgets
 
-    shown.IN_WIDGET = 20_000  # bytes: so that nearly everything must be asked for
+    widgets.IN_WIDGET = 20_000  # bytes: so that nearly everything must be asked for
     ls.open({run!r}).show({shown})
     return
 """

@@ -86,7 +86,7 @@ def test_an_exception_is_shown_and_the_next_call_works(run: Path, tmp_path: Path
     result = own.shown(CHOSEN, run)
     assert told in result.problem
     assert result.items == ()
-    assert "customview.py" not in result.problem or "layerscope" not in body
+    assert "custom_view.py" not in result.problem or "layerscope" not in body
     saved(file, "def view(selection, run): return 'well'")
     assert own.shown(CHOSEN, run).problem == ""
 
@@ -114,7 +114,7 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
         thread.join(20.0)
 
 
-GATED = "from layerscope.server import customview\ndef view(s, r): customview.gate.wait(60); return str(s.step)"
+GATED = "from layerscope.server.routes import custom_view\ndef view(s, r): custom_view.gate.wait(60); return str(s.step)"
 
 
 def test_while_one_call_hangs_further_ones_are_answered_at_once(

@@ -119,7 +119,7 @@ def test_custom_statistics_of_lost_series_are_left_out_and_counted(tmp_path: Pat
     assert reader.problems[UNKNOWN_EXTRAS] == 12
 
 
-def test_parts_of_own_statistics_are_sorted_and_found_by_series(
+def test_parts_of_custom_statistics_are_sorted_and_found_by_series(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(parts.ROW_GROUP, "custom_statistics", 20)
@@ -129,7 +129,7 @@ def test_parts_of_own_statistics_are_sorted_and_found_by_series(
     for step in range(20):
         sink.put(extras(step, ids))
     sink.close()
-    file = pq.ParquetFile(tmp_path / "run/tables/extras/000001-0.parquet")
+    file = pq.ParquetFile(tmp_path / "run/tables/custom_statistics/000001-0.parquet")
     rows = file.read(["series", "name", "step"]).to_pylist()
     keys = [(row["series"], row["name"], row["step"]) for row in rows]
     assert keys == sorted(keys)

@@ -14,11 +14,11 @@ from tests.store.runs import ROOT
 
 CLOSING = """
 import sys
-from layerscope.store import progress
+from layerscope.store import writer
 from layerscope.store.folder import create
 from layerscope.store.writer import FolderSink
 from tests.store.runs import put_steps
-progress.PATIENCE_S = float(sys.argv[2])
+writer.PATIENCE_S = float(sys.argv[2])
 sink = FolderSink(create(sys.argv[1]))
 put_steps(sink, range(20))
 sink.close()
