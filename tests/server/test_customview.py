@@ -114,7 +114,8 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
         thread.join(20.0)
 
 
-GATED = "from layerscope.server.routes import custom_view\ndef view(s, r): custom_view.gate.wait(60); return str(s.step)"
+GATED = """from layerscope.server.routes import custom_view
+def view(s, r): custom_view.gate.wait(60); return str(s.step)"""
 
 
 def test_while_one_call_hangs_further_ones_are_answered_at_once(
