@@ -2,14 +2,14 @@
 
 import { LEFT } from "./charts/scale";
 import { distinctKinds } from "./format";
-import type { Scope } from "./scope.svelte";
+import type { PageState } from "./pagestate.svelte";
 import { contextAmong, contextsOf } from "./selection";
 
 /** In pixels: labels need more room than numbers. */
 const FOR_LABELS = 210;
 
 export interface HeatChoice {
-  readonly scope: Scope;
+  readonly page: PageState;
   readonly kinds: readonly string[];
   readonly kind: string;
   readonly modes: readonly string[];
@@ -20,35 +20,35 @@ export interface HeatChoice {
   readonly query: string;
 }
 
-export function heatChoice(scope: Scope): HeatChoice {
+export function heatChoice(page: PageState): HeatChoice {
   // All plots give the labels their room, so that one cross-hair fits all.
   $effect(() => {
-    scope.left = FOR_LABELS;
+    page.left = FOR_LABELS;
     return () => {
-      scope.left = LEFT;
+      page.left = LEFT;
     };
   });
-  const series = $derived(scope.sites.value?.series ?? []);
+  const series = $derived(page.sites.value?.series ?? []);
   const kinds = $derived(distinctKinds(series.map((entry) => entry.kind)));
   const kind = $derived.by(() => {
-    const wanted = scope.selection.kind ?? "output";
+    const wanted = page.selection.kind ?? "output";
     return kinds.includes(wanted) ? wanted : (kinds[0] ?? wanted);
   });
   const modes = $derived([
     ...new Set(series.filter((entry) => entry.kind === kind).map((entry) => entry.mode)),
   ]);
   const mode = $derived.by(() => {
-    const wanted = scope.selection.mode ?? "train";
+    const wanted = page.selection.mode ?? "train";
     return modes.includes(wanted) ? wanted : (modes[0] ?? wanted);
   });
   const contexts = $derived(contextsOf(series.filter((entry) => entry.kind === kind && entry.mode === mode)));
   // Where none is chosen, that of the selected site.
-  const context = $derived(contextAmong(contexts, scope.selection.context ?? scope.series?.context ?? null));
+  const context = $derived(contextAmong(contexts, page.selection.context ?? page.series?.context ?? null));
   const query = $derived(
-    `kind=${kind}&mode=${mode}&context=${encodeURIComponent(context)}&rank=${scope.selection.rank}&stat=${encodeURIComponent(scope.statOf(kind))}`,
+    `kind=${kind}&mode=${mode}&context=${encodeURIComponent(context)}&rank=${page.selection.rank}&stat=${encodeURIComponent(page.statOf(kind))}`,
   );
   return {
-    scope,
+    page,
     get kinds() {
       return kinds;
     },

@@ -1,7 +1,7 @@
 /** Where the cross-hair can stand: recorded steps, those of a view with its own, and those of traces. */
 
 import { type Columns, lastUntil, nearest } from "./charts/scale";
-import type { Scope } from "./scope.svelte";
+import type { PageState } from "./pagestate.svelte";
 
 /** What each plot reads, by its element. */
 const READ = new WeakMap<Element, readonly Columns[]>();
@@ -13,10 +13,10 @@ export function reads(plot: Element, columns: readonly Columns[]) {
 }
 
 /** The step to stand at that is nearest to a place on the axis, of those that the plot under the pointer reads. */
-export function snapped(scope: Scope, step: number, plot: Element | null = null): number | null {
-  const { metric, span, width } = scope;
-  if (scope.steps !== null) return scope.steps[nearest(scope.steps, step)] ?? null;
-  const steps = recordedIn(scope);
+export function snapped(page: PageState, step: number, plot: Element | null = null): number | null {
+  const { metric, span, width } = page;
+  if (page.steps !== null) return page.steps[nearest(page.steps, step)] ?? null;
+  const steps = recordedIn(page);
   const own = (plot && READ.get(plot)) ?? [];
   const dense =
     metric !== null && (steps === undefined || metric.last_steps.length > 2 * steps.length)
@@ -24,7 +24,7 @@ export function snapped(scope: Scope, step: number, plot: Element | null = null)
       : steps;
   const among = own.length > 0 ? own.map(({ last_steps }) => last_steps).reduce(together) : dense;
   if (among === undefined) return null;
-  const traced = tracedIn(scope);
+  const traced = tracedIn(page);
   const near = traced[nearest(traced, step)];
   // Columns are no wider than a pixel: the pointer could not hit a step between the ends of two.
   if (near !== undefined && Math.abs(near - step) * width <= span.max - span.min) return near;
@@ -35,26 +35,26 @@ export function snapped(scope: Scope, step: number, plot: Element | null = null)
 }
 
 /** Pin the cross-hair to the neighboring step. */
-export function walk(scope: Scope, by: number): void {
-  const recorded = scope.steps ?? recordedIn(scope)?.filter((step) => step >= scope.span.min);
-  const steps = recorded && together(recorded, tracedIn(scope));
+export function walk(page: PageState, by: number): void {
+  const recorded = page.steps ?? recordedIn(page)?.filter((step) => step >= page.span.min);
+  const steps = recorded && together(recorded, tracedIn(page));
   if (steps === undefined || steps.length === 0) return;
   // Without a cross-hair the first key sets it to the last step, which a view with steps of its own shows already.
-  const unset = steps.length - 1 - (scope.steps === null ? by : 0);
-  const at = lastUntil(steps, scope.step ?? 0);
+  const unset = steps.length - 1 - (page.steps === null ? by : 0);
+  const at = lastUntil(steps, page.step ?? 0);
   // From between two steps, the first key leads to one of the two.
-  const from = scope.step === null ? unset : by < 0 && steps[at] !== scope.step ? at + 1 : at;
+  const from = page.step === null ? unset : by < 0 && steps[at] !== page.step ? at + 1 : at;
   const to = Math.min(Math.max(from + by, 0), steps.length - 1);
-  scope.hover = null;
-  scope.select({ step: steps[to] ?? null });
+  page.hover = null;
+  page.select({ step: steps[to] ?? null });
 }
 
-function recordedIn({ heatSteps, histogram, metric }: Scope): Float64Array | undefined {
+function recordedIn({ heatSteps, histogram, metric }: PageState): Float64Array | undefined {
   return heatSteps ?? histogram.value?.last_steps ?? metric?.last_steps;
 }
 
 /** Where traces are looked at, their steps in sight: of a column of several steps only the last one is known. */
-function tracedIn({ selection, listed, span }: Scope): Float64Array {
+function tracedIn({ selection, listed, span }: PageState): Float64Array {
   const shown = selection.view === "traces" ? listed : [];
   const steps = shown.flatMap(({ step }) =>
     step !== null && step >= span.min && step <= span.max ? [step] : [],

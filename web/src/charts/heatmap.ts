@@ -1,63 +1,97 @@
-/** Draws a histogram over time. The view says what is where; this file only puts it on a canvas. */
+/** Draws one number of many tensors over the steps: a row per tensor, a column per step. Colors and places only. */
 
-import { ticks } from "../format";
-import type { HistogramView } from "../wire.gen";
-import { css, type Palette } from "./colors";
-import { rimmed } from "./letters";
-import { drawLimits } from "./limits";
-import { LEFT, placeOf, RIGHT, type Span, stepTicks, xOf } from "./scale";
+import { value } from "../format";
+import type { ColorScale, HeatMapView } from "../wire.gen";
+import { css, type Palette, packed, RAMP_STEPS } from "./colors";
+import type { Target } from "./histogramovertime";
+import { RIGHT, type Span, stepTicks, xOf } from "./scale";
 
-const AXIS = 22;
-const STRIP = 8;
-const GAP = 3;
-const OVERFLOW = 3;
-const LETTERS = 10; // high
-const BESIDE = [
-  [-1, 0],
-  [1, 0],
-  [0, -1],
-  [0, 1],
-] as const;
+export const AXIS = 20;
+/** A logarithmic scale of both signs reaches that many decades down from the largest magnitude. */
+const DECADES = 10;
 
-/** Where the parts of the picture are, in pixels from the top. */
-export interface Box {
-  readonly width: number;
+/** How numbers become colors. */
+export interface Shading {
+  /** Ends of the scale: numbers, or decimal logarithms of magnitudes. */
+  readonly low: number;
+  readonly high: number;
+  readonly log: boolean;
+  /** Whether the middle of the colors is zero; on a logarithmic scale it is every magnitude below the lower end. */
+  readonly diverging: boolean;
+  /** Whether some numbers lie beyond the ends. */
+  readonly cutLow: boolean;
+  readonly cutHigh: boolean;
+}
+
+/** The rows in sight: which row of cells each one shows, −1 for a heading. */
+export interface Sight {
+  readonly cells: readonly number[];
+  /** Place of the first of them, in pixels from the top of the plot, and the height of each. */
   readonly top: number;
-  readonly height: number;
-  /** Strip of NaN and Inf, or null where all values are finite. */
-  readonly badTop: number | null;
-  /** Strip of zeros on the exponent axis, which has no place for them. */
-  readonly zeroTop: number | null;
+  readonly rowHeight: number;
 }
 
-export interface Target {
-  readonly canvas: HTMLCanvasElement;
-  readonly width: number;
-  readonly height: number;
-  readonly ratio: number;
+export function shadingOf(scale: ColorScale, log: boolean, diverging: boolean): Shading | null {
+  const { low, high, robust_low, robust_high, abs_low, abs_high } = scale;
+  if (low === null || high === null || robust_low === null || robust_high === null) return null;
+  if (diverging && log && abs_low !== null && abs_high !== null) {
+    const to = Math.log10(abs_high);
+    const from = Math.floor(Math.max(Math.log10(abs_low), to - DECADES));
+    return { low: from, high: to, log, diverging, cutLow: false, cutHigh: false };
+  }
+  if (diverging || (!log && low < 0 && high > 0)) {
+    const most = Math.max(-low, high);
+    const usual = Math.max(-robust_low, robust_high) || most || 1;
+    const far = usual * 1.5 >= most ? most || 1 : usual;
+    return { low: -far, high: far, log: false, diverging: true, cutLow: -low > far, cutHigh: high > far };
+  }
+  if (log && abs_low !== null && abs_high !== null) {
+    const [from, to] = [Math.log10(abs_low), Math.log10(abs_high)];
+    const room = to - from < 1e-6 ? 0.5 : 0;
+    return {
+      low: from - room,
+      high: to + room,
+      log: true,
+      diverging: false,
+      cutLow: true,
+      cutHigh: false,
+    };
+  }
+  const from = low >= 0 && robust_low < 0.3 * robust_high ? 0 : robust_low;
+  const to = robust_high > from ? robust_high : from + (Math.abs(from) || 1);
+  return { low: from, high: to, log: false, diverging: false, cutLow: low < from, cutHigh: high > to };
 }
 
-export function boxOf(view: HistogramView, width: number, height: number): Box {
-  const bad = [view.nan, view.pos_inf, view.neg_inf].some((column) => column.some((count) => count > 0));
-  const zeros = view.axis === "exponent" && view.zeros.some((count) => count > 0);
-  const top = 6 + (bad ? STRIP + GAP : 0);
-  const bottom = height - AXIS - (zeros ? STRIP + GAP : 0);
-  return {
-    width: Math.max(width - LEFT - RIGHT, 1),
-    top,
-    height: Math.max(bottom - top, 1),
-    badTop: bad ? 4 : null,
-    zeroTop: zeros ? bottom + GAP : null,
+/** The numbers at the ends of the colors. */
+export function endsOf({ low, high, log, diverging }: Shading): [least: number, most: number] {
+  if (!log) return [low, high];
+  return [diverging ? -(10 ** high) : 10 ** low, 10 ** high];
+}
+
+/** A color for each number; 0, which is transparent, where there is none. */
+export function painter(shading: Shading | null, colors: Palette): (x: number) => number {
+  const [nan, infinite] = [packed(colors.bad), packed(colors.infinite)];
+  const ramp = shading?.diverging ? colors.diverging : colors.ramp;
+  const { low, high, log, diverging } = shading ?? { low: 0, high: 1, log: false, diverging: false };
+  const factor = RAMP_STEPS / (high - low);
+  const middle = RAMP_STEPS / 2;
+  const colorAt = (at: number) => ramp[at <= 0 ? 0 : at >= RAMP_STEPS ? RAMP_STEPS - 1 : at | 0] ?? 0;
+  return (x) => {
+    if (Number.isNaN(x)) return nan;
+    if (x === Number.POSITIVE_INFINITY) return infinite;
+    if (x === Number.NEGATIVE_INFINITY) return 0;
+    const at = ((log ? Math.log10(x < 0 ? -x : x) : x) - low) * factor;
+    return colorAt(log && diverging ? middle + (Math.sign(x) * Math.max(at, 0)) / 2 : at);
   };
 }
 
-/** `kept`: for a file, where a line is one line. */
-export function drawHeatmap(
+export function drawMatrix(
   target: Target,
-  view: HistogramView,
-  span: Span,
+  view: HeatMapView,
+  sight: Sight,
+  frame: { span: Span; left: number },
+  paint: (x: number) => number,
   colors: Palette,
-  kept = false,
 ): void {
   const { canvas, width, height, ratio } = target;
   canvas.width = Math.round(width * ratio);
@@ -65,295 +99,133 @@ export function drawHeatmap(
   const context = canvas.getContext("2d");
   if (context === null) return;
   context.scale(ratio, ratio);
-  context.font = colors.font;
-  const box = boxOf(view, width, height);
-  const picture = new Picture(context, view, span, colors, box, !kept && ratio <= 1);
-  picture.grid();
+  const inner = Math.max(width - frame.left - RIGHT, 1);
+  const bottom = height - AXIS;
   context.save();
   context.beginPath();
-  context.rect(LEFT, 0, box.width, height);
+  context.rect(frame.left, 0, inner, bottom);
   context.clip();
-  picture.cells();
-  picture.strips();
-  picture.zeroLine();
-  picture.lines();
-  picture.limits();
-  context.restore();
-  picture.axes();
-  picture.lineNames();
-}
-
-class Picture {
-  private readonly bins: number;
-
-  constructor(
-    private readonly context: CanvasRenderingContext2D,
-    private readonly view: HistogramView,
-    private readonly span: Span,
-    private readonly colors: Palette,
-    private readonly box: Box,
-    private readonly finely: boolean,
-  ) {
-    this.bins = view.edges.length - 1;
-  }
-
-  private x(step: number): number {
-    return LEFT + xOf(step, this.span, this.box.width);
-  }
-
-  private y(value: number): number {
-    return this.box.top + this.box.height * (1 - placeOf(value, this.view.edges) / this.bins);
-  }
-
-  grid(): void {
-    const { context, box, colors } = this;
-    context.strokeStyle = colors.grid;
-    context.lineWidth = 1;
-    context.beginPath();
-    for (const value of this.view.ticks) {
-      const y = Math.round(this.y(value)) + 0.5;
-      context.moveTo(LEFT, y);
-      context.lineTo(LEFT + box.width, y);
-    }
-    for (const step of stepTicks(this.span, box.width)) {
-      const x = Math.round(this.x(step)) + 0.5;
-      context.moveTo(x, box.top);
-      context.lineTo(x, box.top + box.height);
-    }
-    context.stroke();
-  }
-
-  /** All bins as one picture, as wide as the plot in whole pixels and one pixel high per bin. */
-  cells(): void {
-    const { context, view, box, bins } = this;
-    const ratio = context.getTransform().a;
-    const wide = Math.round(box.width * ratio);
-    if (view.left.length === 0 || wide === 0) return;
-    const image = new ImageData(wide, bins);
-    const pixels = new Uint32Array(image.data.buffer);
-    const { ramp } = this.colors;
-    this.columns((column, x, width) => {
-      const from = Math.max(Math.round((x - LEFT) * ratio), 0);
-      const to = Math.min(Math.round((x - LEFT + width) * ratio), wide);
-      for (let bin = 0; bin < bins; bin++) {
-        const shade = view.shades[column * bins + bin] ?? 0;
-        if (shade === 0) continue;
-        const color = ramp[shade] ?? 0;
-        const line = (bins - 1 - bin) * wide;
-        for (let pixel = line + from; pixel < line + to; pixel++) pixels[pixel] = color;
-      }
-    });
+  hatch(context, sight, { x: frame.left, width: inner }, colors);
+  const image = cellsOf(view, sight, frame.span, Math.round(inner * ratio), paint);
+  if (image !== null) {
     const source = document.createElement("canvas");
-    source.width = wide;
-    source.height = bins;
+    source.width = image.width;
+    source.height = image.height;
     source.getContext("2d")?.putImageData(image, 0, 0);
     context.imageSmoothingEnabled = false;
-    context.drawImage(source, LEFT, box.top, wide / ratio, box.height);
+    context.drawImage(source, frame.left, sight.top, inner, sight.cells.length * sight.rowHeight);
   }
+  context.restore();
+  context.fillStyle = colors.muted;
+  context.font = colors.font;
+  context.textAlign = "center";
+  context.textBaseline = "bottom";
+  for (const step of stepTicks(frame.span, inner))
+    context.fillText(step.toLocaleString("en-US"), frame.left + xOf(step, frame.span, inner), height - 2);
+}
 
-  /** Every column with its place; whole pixels, so that neighbors neither overlap nor leave a seam. */
-  private columns(each: (column: number, x: number, width: number) => void): void {
-    for (let column = 0; column < this.view.left.length; column++) {
-      const x = Math.round(this.x(this.view.left[column] ?? 0));
-      const end = Math.round(this.x(this.view.right[column] ?? 0));
-      if (end >= LEFT && x <= LEFT + this.box.width) each(column, x, Math.max(end - x, 1));
+/** Names of rows and the scale: on the page they are elements around the picture, in one that is kept they are letters. */
+export function drawNames(
+  { canvas, height, ratio }: Target,
+  { top, rowHeight }: Sight,
+  names: readonly string[],
+  left: number,
+  shading: Shading | null,
+  colors: Palette,
+): void {
+  const context = canvas.getContext("2d");
+  if (context === null) return;
+  context.setTransform(ratio, 0, 0, ratio, 0, 0);
+  context.save();
+  context.beginPath();
+  context.rect(0, 0, left - 4, height - AXIS);
+  context.clip();
+  context.fillStyle = colors.text;
+  context.font = colors.font;
+  context.textAlign = "left";
+  context.textBaseline = "middle";
+  names.forEach((name, at) => {
+    const indent = name.length - name.trimStart().length;
+    if (name !== "") context.fillText(name.trimStart(), 8 + 4.5 * indent, top + (at + 0.5) * rowHeight);
+  });
+  context.restore();
+  if (shading !== null) scaleBar(context, shading, height - AXIS / 2, colors);
+}
+
+function scaleBar(context: CanvasRenderingContext2D, shading: Shading, y: number, colors: Palette): void {
+  const ramp = shading.diverging ? colors.diverging : colors.ramp;
+  const [least, most] = endsOf(shading);
+  context.fillStyle = colors.muted;
+  context.textBaseline = "middle";
+  context.textAlign = "left";
+  const low = value(least, 3);
+  context.fillText(low, 8, y);
+  const from = 14 + context.measureText(low).width;
+  context.fillText(value(most, 3), from + 70, y);
+  for (let at = 0; at < 64; at++) {
+    context.fillStyle = css(ramp[Math.round((at / 63) * (RAMP_STEPS - 1))] ?? 0);
+    context.fillRect(from + at, y - 5, 1, 10);
+  }
+}
+
+/** The ground of every row that has cells: it says "nothing here". */
+function hatch(
+  context: CanvasRenderingContext2D,
+  { cells, top, rowHeight }: Sight,
+  { x, width }: { x: number; width: number },
+  colors: Palette,
+): void {
+  const height = top + cells.length * rowHeight;
+  context.save();
+  context.beginPath();
+  cells.forEach((row, at) => {
+    if (row >= 0) context.rect(x, top + at * rowHeight, width, rowHeight);
+  });
+  context.clip();
+  context.strokeStyle = colors.muted;
+  context.globalAlpha = 0.4;
+  context.lineWidth = 1;
+  context.beginPath();
+  for (let at = -height; at < width; at += 7) {
+    context.moveTo(x + at, height);
+    context.lineTo(x + at + height, 0);
+  }
+  context.stroke();
+  context.restore();
+}
+
+/** The rows in sight as an image, one pixel high each and as wide as the plot. Of columns on one pixel the gravest wins. */
+function cellsOf(
+  view: HeatMapView,
+  sight: Sight,
+  span: Span,
+  pixels: number,
+  paint: (x: number) => number,
+): ImageData | null {
+  const columns = view.last_steps.length;
+  if (columns === 0 || sight.cells.length === 0 || pixels <= 0) return null;
+  const [from, to] = [new Int32Array(columns), new Int32Array(columns)];
+  for (let column = 0; column < columns; column++) {
+    const start = Math.round(xOf(view.left[column] ?? 0, span, pixels));
+    const end = Math.round(xOf(view.right[column] ?? 0, span, pixels));
+    from[column] = Math.max(start, 0);
+    to[column] = Math.min(Math.max(end, start + 1), pixels);
+  }
+  const image = new ImageData(pixels, sight.cells.length);
+  const out = new Uint32Array(image.data.buffer);
+  sight.cells.forEach((row, at) => {
+    if (row < 0) return;
+    const base = row * columns;
+    const line = at * pixels;
+    for (let column = 0; column < columns; column++) {
+      const x = view.cells[base + column] ?? Number.NEGATIVE_INFINITY;
+      if (x === Number.NEGATIVE_INFINITY) continue;
+      const color = paint(x);
+      const finite = Number.isFinite(x);
+      const last = line + (to[column] ?? 0);
+      for (let pixel = line + (from[column] ?? 0); pixel < last; pixel++)
+        if (!finite || out[pixel] === 0) out[pixel] = color;
     }
-  }
-
-  strips(): void {
-    const { context, view, box, colors } = this;
-    this.columns((column, x, width) => {
-      if ((view.above[column] ?? 0) > 0) {
-        context.fillStyle = colors.warn;
-        context.fillRect(x, box.top, width, OVERFLOW);
-      }
-      if ((view.below[column] ?? 0) > 0) {
-        context.fillStyle = colors.warn;
-        context.fillRect(x, box.top + box.height - OVERFLOW, width, OVERFLOW);
-      }
-      const infinite = (view.pos_inf[column] ?? 0) + (view.neg_inf[column] ?? 0);
-      const nan = view.nan[column] ?? 0;
-      if (box.badTop !== null && nan + infinite > 0) {
-        context.fillStyle = nan > 0 ? colors.bad : colors.infinite;
-        context.fillRect(x, box.badTop, Math.max(width, 2), STRIP);
-      }
-      const zeros = view.zero_shades[column] ?? 0;
-      if (box.zeroTop !== null && zeros > 0) {
-        context.fillStyle = css(this.colors.ramp[zeros] ?? 0);
-        context.fillRect(x, box.zeroTop, width, STRIP);
-      }
-    });
-  }
-
-  /** Below the quantiles, and only where something was recorded: it must not be taken for the median, nor go on for it. */
-  zeroLine(): void {
-    const { context, view, colors } = this;
-    const [least = 0, most = 0] = [view.edges[0], view.edges.at(-1)];
-    if (least >= 0 || most <= 0 || view.left.length === 0) return;
-    const y = Math.round(this.y(0)) + 0.5;
-    context.beginPath();
-    context.moveTo(this.x(view.left[0] ?? 0), y);
-    context.lineTo(this.x(view.right.at(-1) ?? 0), y);
-    for (const [color, dash] of [
-      [colors.halo, []],
-      [colors.line, [6, 4]],
-    ] as const) {
-      context.strokeStyle = color;
-      context.globalAlpha = 0.6;
-      context.setLineDash([...dash]);
-      context.lineWidth = 1;
-      context.stroke();
-    }
-    context.globalAlpha = 1;
-    context.setLineDash([]);
-  }
-
-  lines(): void {
-    const { view } = this;
-    const shares = view.shares.length;
-    view.shares.forEach((share, at) => {
-      const middle = share === 0.5;
-      const value = (column: number) => view.quantiles[column * shares + at] ?? Number.NaN;
-      this.line(value, middle ? 1.8 : 1, middle ? 1 : 0.75);
-    });
-    this.outermost(view.smallest);
-    this.outermost(view.largest);
-  }
-
-  limits(): void {
-    const { context, view, box, colors } = this;
-    if (view.limits === null) return;
-    const place = (value: number) => this.y(value);
-    const field = { left: LEFT, ...box, upright: false, edges: view.edges, place };
-    drawLimits(context, view.limits, field, colors);
-  }
-
-  /** Dotted, on the ground of the page: the smallest and the largest values. */
-  private outermost(values: Float64Array): void {
-    const { context, colors } = this;
-    context.setLineDash([2, 3]);
-    this.stroke(
-      this.path((column) => values[column] ?? Number.NaN),
-      1,
-      0.6,
-      colors.text,
-    );
-    context.setLineDash([]);
-  }
-
-  /** With a rim: it crosses bright and dark colors. */
-  private line(value: (column: number) => number, width: number, alpha: number): void {
-    const path = this.path(value);
-    this.stroke(path, width + 1.6, alpha * 0.6, this.colors.halo);
-    this.stroke(path, width, alpha, this.colors.line);
-  }
-
-  private stroke(path: Path2D, width: number, alpha: number, color: string): void {
-    const { context } = this;
-    context.globalAlpha = alpha;
-    context.strokeStyle = color;
-    context.lineJoin = "round";
-    if (this.finely && width > 1) {
-      // Without a graphics card the outline of a wide line takes longer than four lines of one pixel.
-      const beside = (width - 1) / 2;
-      context.lineWidth = 1;
-      for (const [x, y] of BESIDE) {
-        context.translate(x * beside, y * beside);
-        context.stroke(path);
-        context.translate(-x * beside, -y * beside);
-      }
-    } else {
-      context.lineWidth = width;
-      context.stroke(path);
-    }
-    context.globalAlpha = 1;
-  }
-
-  private path(value: (column: number) => number): Path2D {
-    const { view } = this;
-    const path = new Path2D();
-    let down = false;
-    for (let column = 0; column < view.left.length; column++) {
-      const at = value(column);
-      if (Number.isNaN(at)) {
-        down = false;
-        continue;
-      }
-      const x = this.x(((view.first_steps[column] ?? 0) + (view.last_steps[column] ?? 0)) / 2);
-      const y = this.y(at);
-      if (down) path.lineTo(x, y);
-      else path.moveTo(x, y);
-      down = true;
-    }
-    return path;
-  }
-
-  axes(): void {
-    const { context, view, box, colors } = this;
-    context.fillStyle = colors.muted;
-    context.textAlign = "right";
-    context.textBaseline = "middle";
-    const powersOfTwo = view.axis === "exponent";
-    const texts = ticks(Array.from(view.ticks), powersOfTwo);
-    // Beside "NaN, Inf" above and "0" below.
-    const highest = box.badTop === null ? 0 : box.badTop + STRIP / 2 + 12;
-    const lowest = box.zeroTop === null ? Number.POSITIVE_INFINITY : box.zeroTop + STRIP / 2 - 11;
-    let above = Number.POSITIVE_INFINITY;
-    view.ticks.forEach((value, at) => {
-      const y = Math.min(Math.max(this.y(value), highest), lowest);
-      if (above - y < LETTERS) return;
-      context.fillText(texts[at] ?? "", LEFT - 8, y);
-      above = y;
-    });
-    if (box.zeroTop !== null) context.fillText("0", LEFT - 8, box.zeroTop + STRIP / 2 + 1);
-    if (box.badTop !== null) {
-      context.fillStyle = colors.bad;
-      context.fillText("NaN, Inf", LEFT - 8, box.badTop + STRIP / 2);
-      context.fillStyle = colors.muted;
-    }
-    context.textAlign = "center";
-    context.textBaseline = "bottom";
-    const bottom = box.top + box.height + AXIS + (box.zeroTop === null ? 0 : STRIP + GAP);
-    for (const step of stepTicks(this.span, box.width)) {
-      context.fillText(step.toLocaleString("en-US"), this.x(step), bottom - 2);
-    }
-  }
-
-  /** Names of the lines at their right ends; the less important one of two that would overlap is left out, quartiles both. */
-  lineNames(): void {
-    const { context, view, box, colors } = this;
-    const last = view.left.length - 1;
-    if (last < 0) return;
-    const shares = view.shares.length;
-    const named = view.shares.map((share, at) => ({
-      text: `${Math.round(share * 100)} %`,
-      value: view.quantiles[last * shares + at] ?? Number.NaN,
-      rank: Math.abs(share - 0.5) < 0.01 ? 0 : share < 0.1 || share > 0.9 ? 1 : 3,
-    }));
-    // Beyond the axis a line runs along its edge: the arrow says so.
-    const [least = 0, most = 0] = [view.edges[0], view.edges.at(-1)];
-    const [smallest, largest] = [view.smallest[last] ?? Number.NaN, view.largest[last] ?? Number.NaN];
-    named.push({ text: largest > most ? "max ↑" : "max", value: largest, rank: 2 });
-    named.push({ text: smallest < least ? "min ↓" : "min", value: smallest, rank: 2 });
-    const taken: number[] = [];
-    const yOf = (value: number) => Math.min(Math.max(this.y(value), box.top + 5), box.top + box.height - 5);
-    const isFree = (value: number) =>
-      !Number.isNaN(value) && taken.every((other) => Math.abs(other - yOf(value)) >= 12);
-    const x = Math.min(this.x(view.right[last] ?? 0), LEFT + box.width) + 7;
-    if (x < LEFT) return; // zoomed into what comes after it
-    context.textAlign = "left";
-    context.textBaseline = "middle";
-    // On a rim: where a run ends early there are lines of the grid.
-    const write = (text: string, y: number) => rimmed(context, text, x, y, colors);
-    const ranked = [0, 1, 2].flatMap((rank) => named.filter((line) => line.rank === rank));
-    for (const { text, value, rank } of ranked) {
-      if (!isFree(value)) continue;
-      taken.push(yOf(value));
-      context.fillStyle = rank === 0 ? colors.text : colors.muted;
-      write(text, yOf(value));
-    }
-    const quartiles = named.filter(({ rank }) => rank === 3);
-    if (quartiles.every(({ value }) => isFree(value)))
-      for (const { text, value } of quartiles) write(text, yOf(value));
-  }
+  });
+  return image;
 }

@@ -3,8 +3,8 @@
 import { share, ticks } from "../format";
 import type { HistogramsView, HistogramView, StepHistogram } from "../wire.gen";
 import type { Palette } from "./colors";
-import type { Target } from "./heatmap";
-import type { Cell } from "./keep";
+import type { Cell } from "./export";
+import type { Target } from "./histogramovertime";
 import { rimmed } from "./letters";
 import { drawLimits } from "./limits";
 import { placeOf } from "./scale";

@@ -1,15 +1,15 @@
 /** Which number colors each part of the module graph, and how. */
 
-import { stepOf } from "../asking";
 import { palette } from "../charts/colors";
-import { shadingOf } from "../charts/matrix";
+import { shadingOf } from "../charts/heatmap";
 import { distinctKinds } from "../format";
 import { isClosed } from "../offline";
+import type { PageState } from "../pagestate.svelte";
+import { stepOf } from "../requests";
 import { ask, Resource } from "../resource.svelte";
-import type { Scope } from "../scope.svelte";
 import { contextAmong, contextsOf } from "../selection";
 import type { HeatMapView, PartNumbers } from "../wire.gen";
-import { colored, MISSING, numbersAt } from "./tint";
+import { colored, MISSING, numbersAt } from "./nodecolors";
 
 export const NO_COLORS = "none";
 
@@ -17,17 +17,17 @@ export class Coloring {
   readonly #answer = new Resource<PartNumbers>(500);
   /** A file holds the numbers of the last step: those of others are in its heat maps, by context. */
   #heats = $state.raw<readonly (readonly [context: string, view: HeatMapView])[]>([]);
-  readonly #scope: Scope;
+  readonly #page: PageState;
   readonly #theme: () => "dark" | "light";
 
-  constructor(scope: Scope, theme: () => "dark" | "light") {
-    this.#scope = scope;
+  constructor(page: PageState, theme: () => "dark" | "light") {
+    this.#page = page;
     this.#theme = theme;
     $effect(() => this.#load());
     $effect(() => this.#loadHeats());
   }
 
-  readonly #series = $derived.by(() => this.#scope.sites.value?.series ?? []);
+  readonly #series = $derived.by(() => this.#page.sites.value?.series ?? []);
 
   readonly kinds = $derived.by(() => distinctKinds(this.#series.map((entry) => entry.kind)));
 
@@ -36,26 +36,26 @@ export class Coloring {
   /** The kind whose statistic colors the graph. */
   readonly by = $derived.by(
     () =>
-      this.#scope.selection.by ?? (this.kinds.includes("output") ? "output" : (this.kinds[0] ?? NO_COLORS)),
+      this.#page.selection.by ?? (this.kinds.includes("output") ? "output" : (this.kinds[0] ?? NO_COLORS)),
   );
 
   readonly #ofKind = $derived.by(() => this.#series.filter((entry) => entry.kind === this.by));
 
   /** The mode asked for, or where the kind has none of it, the one it has. */
   readonly mode = $derived.by(() => {
-    const wanted = this.#scope.selection.mode ?? "train";
+    const wanted = this.#page.selection.mode ?? "train";
     return this.#ofKind.some((entry) => entry.mode === wanted) ? wanted : (this.#ofKind[0]?.mode ?? wanted);
   });
 
   readonly contexts = $derived.by(() => contextsOf(this.#ofKind.filter((entry) => entry.mode === this.mode)));
 
-  readonly context = $derived.by(() => contextAmong(this.contexts, this.#scope.selection.context));
+  readonly context = $derived.by(() => contextAmong(this.contexts, this.#page.selection.context));
 
   readonly missing = $derived.by(() => MISSING[this.#theme()]);
 
   readonly numbers = $derived.by(() => {
     const numbers = this.#answer.value;
-    return numbers === null || !isClosed ? numbers : numbersAt(numbers, this.#heats, this.#scope.now);
+    return numbers === null || !isClosed ? numbers : numbersAt(numbers, this.#heats, this.#page.now);
   });
 
   get problem(): string | null {
@@ -65,7 +65,7 @@ export class Coloring {
   /** Of all steps: a part that changes with the steps changes its color. */
   readonly shading = $derived.by(() => {
     const scale = this.numbers?.scale;
-    return scale === undefined ? null : shadingOf(scale, !this.#scope.selection.heatLinear, false);
+    return scale === undefined ? null : shadingOf(scale, !this.#page.selection.heatLinear, false);
   });
 
   readonly fillOf = $derived.by(() =>
@@ -80,10 +80,10 @@ export class Coloring {
   });
 
   #load(): void {
-    const { news, selection } = this.#scope;
+    const { news, selection } = this.#page;
     const { run } = selection;
     const { mode, context } = this;
-    const stat = this.#scope.statOf(this.by);
+    const stat = this.#page.statOf(this.by);
     void news;
     if (run === null || !this.kinds.includes(this.by)) {
       this.#answer.load(null, "");
@@ -92,12 +92,12 @@ export class Coloring {
     const address = `api/run/${encodeURIComponent(run)}`;
     const asked = `kind=${this.by}&stat=${encodeURIComponent(stat)}&mode=${mode}&context=${encodeURIComponent(context)}`;
     const identity = `${run} ${this.by} ${stat} ${mode} ${context}`;
-    const more = isClosed ? "&tensors=1" : stepOf(this.#scope);
+    const more = isClosed ? "&tensors=1" : stepOf(this.#page);
     this.#answer.load(`${address}/graph-numbers?${asked}${more}`, identity);
   }
 
   #loadHeats(): (() => void) | undefined {
-    const [numbers, { run }] = [this.#answer.value, this.#scope.selection];
+    const [numbers, { run }] = [this.#answer.value, this.#page.selection];
     if (!isClosed || numbers === null) return;
     const abort = new AbortController();
     const contexts = [...new Set([numbers.context, ...numbers.contexts])];

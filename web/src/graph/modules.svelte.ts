@@ -1,10 +1,10 @@
 /** The module graph of the selected run: what is shown, open, colored and pinned. The address holds all of it. */
 
 import { untrack } from "svelte";
-import { type Cell, nodeTable } from "../charts/keep";
+import { type Cell, nodeTable } from "../charts/export";
 import { factsIn, held, stepsText } from "../format";
+import type { PageState } from "../pagestate.svelte";
 import { ask, Resource } from "../resource.svelte";
-import type { Scope } from "../scope.svelte";
 import { keysIn, keysText } from "../selection";
 import type { FindingsView, GroupOrders, NestedGraph } from "../wire.gen";
 import { Coloring } from "./coloring.svelte";
@@ -25,43 +25,43 @@ export class ModuleGraph {
   /** The folded part that was selected, instead of the first site in it. */
   #grouped: number | null = null;
   #uncovered: string | null = null;
-  readonly #scope: Scope;
+  readonly #page: PageState;
 
-  constructor(scope: Scope, theme: () => "dark" | "light") {
-    this.#scope = scope;
-    this.coloring = new Coloring(scope, theme);
+  constructor(page: PageState, theme: () => "dark" | "light") {
+    this.#page = page;
+    this.coloring = new Coloring(page, theme);
     $effect(() => this.#load());
     $effect(() => this.#take());
     $effect(() => {
-      const { entered, expanded } = this.#scope.selection;
+      const { entered, expanded } = this.#page.selection;
       if (this.scene !== null) this.#arrange(this.scene, entered, expanded);
     });
     $effect(() => this.#follow());
   }
 
   readonly #address = $derived.by(() => {
-    const { run } = this.#scope.selection;
+    const { run } = this.#page.selection;
     return run === null ? null : `api/run/${encodeURIComponent(run)}`;
   });
 
   /** The merge that is looked at, instead of a site: once it is known what meets there. */
   readonly merge = $derived.by(() => {
     void this.version;
-    const [{ merge }, scene] = [this.#scope.selection, this.scene];
+    const [{ merge }, scene] = [this.#page.selection, this.scene];
     const part = merge === null || scene === null ? null : mergeNamed(scene, merge);
     return part === null || scene?.sourcesOf(part).length === 0 ? null : part;
   });
 
-  readonly pins = $derived.by(() => keysIn(this.#scope.selection.pins));
+  readonly pins = $derived.by(() => keysIn(this.#page.selection.pins));
 
   readonly selected = $derived.by(() => {
-    const { site } = this.#scope.selection;
+    const { site } = this.#page.selection;
     return this.merge ?? (site === null ? null : this.partOf(site));
   });
 
   /** The site whose panel is shown: of a parameter, its module. */
   readonly site = $derived.by(() => {
-    const { site } = this.#scope.selection;
+    const { site } = this.#page.selection;
     const part = site === null ? null : this.partOf(site);
     return part === null ? site : (this.scene?.graph.sites[part] ?? site);
   });
@@ -136,14 +136,14 @@ export class ModuleGraph {
     if (this.scene === null) return;
     const open = this.#open(this.scene);
     if (!open.delete(part)) open.add(part);
-    this.#scope.select({ expanded: this.#keys(this.scene, open) });
+    this.#page.select({ expanded: this.#keys(this.scene, open) });
   }
 
   enter(part: number): void {
     const scene = this.scene;
     if (scene === null) return;
     const expanded = this.#keys(scene, this.#open(scene).add(part));
-    this.#scope.select({ entered: part === 0 ? null : (scene.keys[part] ?? null), expanded });
+    this.#page.select({ entered: part === 0 ? null : (scene.keys[part] ?? null), expanded });
   }
 
   leave(): void {
@@ -154,28 +154,27 @@ export class ModuleGraph {
     const scene = this.scene;
     if (scene === null) return;
     if (scene.graph.roles[part] === "merge") {
-      this.#scope.select({ merge: mergeKey(scene, part) });
+      this.#page.select({ merge: mergeKey(scene, part) });
       return;
     }
     const pill = scene.pill(part);
     if (pill !== null) {
       const kind = pill.isInput ? "input" : "output";
-      this.#scope.select({ site: scene.graph.sites[scene.entered] ?? "", kind, port: pill.port.name });
+      this.#page.select({ site: scene.graph.sites[scene.entered] ?? "", kind, port: pill.port.name });
       return;
     }
     const site = scene.siteOf(part);
     this.#grouped = scene.graph.sites[part] === "" ? part : null;
-    if (site !== "") this.#scope.selectSite(site);
+    if (site !== "") this.#page.selectSite(site);
   }
 
   pin(site: string): void {
-    if (site !== "" && !this.pins.includes(site))
-      this.#scope.select({ pins: keysText([...this.pins, site]) });
+    if (site !== "" && !this.pins.includes(site)) this.#page.select({ pins: keysText([...this.pins, site]) });
   }
 
   unpin(site: string): void {
     const left = this.pins.filter((each) => each !== site);
-    this.#scope.select({ pins: left.length > 0 ? keysText(left) : null });
+    this.#page.select({ pins: left.length > 0 ? keysText(left) : null });
   }
 
   table(): readonly (readonly Cell[])[] {
@@ -218,7 +217,7 @@ export class ModuleGraph {
 
   #load(): void {
     // A call that was not seen before brings series that were not there before.
-    void this.#scope.sites.value?.series.length;
+    void this.#page.sites.value?.series.length;
     this.graph.load(this.#address && `${this.#address}/graph`, `${this.#address}`);
     this.findings.load(this.#address && `${this.#address}/findings`, `${this.#address}`);
   }
@@ -234,17 +233,17 @@ export class ModuleGraph {
 
   /** The list of sites selects in the graph too: what hides the part is opened, unless the address says what is open. */
   #follow(): void {
-    const { site, run } = this.#scope.selection;
+    const { site, run } = this.#page.selection;
     const scene = this.scene;
     // Before the sites are known it cannot be told whether somebody chose this one.
-    if (scene === null || site === null || this.#scope.sites.value?.run !== run) return;
+    if (scene === null || site === null || this.#page.sites.value?.run !== run) return;
     untrack(() => {
-      const { sought, selection, isSiteChosen } = this.#scope;
+      const { sought, selection, isSiteChosen } = this.#page;
       const isNew =
         this.#uncovered === null ? selection.expanded === null && isSiteChosen : this.#uncovered !== site;
       if (sought === site || isNew) this.#uncover(scene, site);
       this.#uncovered = site;
-      this.#scope.sought = null;
+      this.#page.sought = null;
     });
   }
 
@@ -258,11 +257,11 @@ export class ModuleGraph {
     const isInside = chain.includes(scene.entered);
     if (closed.length === 0 && isInside) return;
     for (const each of closed) open.add(each);
-    this.#scope.select({ ...(isInside ? {} : { entered: null }), expanded: this.#keys(scene, open) });
+    this.#page.select({ ...(isInside ? {} : { entered: null }), expanded: this.#keys(scene, open) });
   }
 
   #open(scene: Scene): Set<number> {
-    const { expanded } = this.#scope.selection;
+    const { expanded } = this.#page.selection;
     if (expanded === null) return new Set(scene.graph.opened);
     return new Set(keysIn(expanded).flatMap((key) => scene.named(key) ?? []));
   }

@@ -1,7 +1,7 @@
 import { describe, expect, it } from "vitest";
 import golden from "../../../tests/golden/placing.json?raw";
 import type { GroupOrder } from "../wire.gen";
-import type { Extent } from "./across";
+import type { Extent } from "./layoutx";
 import { route, wayBack } from "./lines";
 import { unpacked } from "./order";
 import { cornerOf, type Frame, type Placement, type Point, place } from "./place";

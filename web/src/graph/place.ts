@@ -1,6 +1,6 @@
 /** Sizes and an ordering → x and y of everything in a group. The same as `layerscope/graph/place.py` without columns. */
 
-import { across, type Extent, type Extents, linkEnds, settle } from "./across";
+import { across, type Extent, type Extents, linkEnds, settle } from "./layoutx";
 import { type Lane, NOTHING, type Ordering } from "./order";
 
 const [GAP, STEEP, STEEPEST, PORT_GAP] = [26, 0.07, 44, 16];

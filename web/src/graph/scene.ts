@@ -1,11 +1,11 @@
 /** Which groups are open, and where everything then is. Knows nothing of runs or traces: parts, groups, flows. */
 
 import type { GroupOrder, NestedGraph } from "../wire.gen";
-import { type Extent, NO_PORTS } from "./across";
 import { type Branch, Branches } from "./branches";
+import { around, type Pill, pillExtent, pillsOf } from "./ionodes";
+import { type Extent, NO_PORTS } from "./layoutx";
 import { type Drawn, type Line, linesOf } from "./lines";
 import { NOTHING, type Ordering, unpacked } from "./order";
-import { around, type Pill, pillExtent, pillsOf } from "./pills";
 import { cornerOf, extentOf, type Frame, type Outside, type Placement, place } from "./place";
 import type { Rect } from "./rect";
 

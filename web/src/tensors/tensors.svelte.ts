@@ -1,9 +1,9 @@
 /** Named tensors: what is asked of the server, and what is chosen. */
 
-import { screenOf, smoothOf } from "../asking";
 import type { Span } from "../charts/scale";
+import type { PageState } from "../pagestate.svelte";
+import { screenOf, smoothOf } from "../requests";
 import { Resource } from "../resource.svelte";
-import type { Scope } from "../scope.svelte";
 import type { Selection } from "../selection";
 import type { TensorPanel, TensorsView } from "../wire.gen";
 
@@ -19,23 +19,23 @@ export class Tensors {
   /** Steps of the metrics, while they are shown. */
   span = $state.raw<Span | null>(null);
 
-  constructor(readonly scope: Scope) {
+  constructor(readonly page: PageState) {
     $effect(() => this.#load());
     $effect(() => {
       const { panel } = this;
       const [min, max] = [panel?.steps[0], panel?.steps.at(-1)];
-      scope.steps = this.span === null ? (panel?.steps ?? null) : null;
-      scope.reach = this.span ?? (min === undefined || max === undefined ? null : { min, max });
+      page.steps = this.span === null ? (panel?.steps ?? null) : null;
+      page.reach = this.span ?? (min === undefined || max === undefined ? null : { min, max });
       return () => {
-        scope.steps = null;
-        scope.reach = null;
+        page.steps = null;
+        page.reach = null;
       };
     });
   }
 
   /** The runs side by side. */
   readonly runs = $derived.by(() => {
-    const { run, beside } = this.scope.selection;
+    const { run, beside } = this.page.selection;
     return run === null ? [] : beside === null || beside === run ? [run] : [run, beside];
   });
 
@@ -46,17 +46,17 @@ export class Tensors {
   /** Choose; the step is the one of the cross-hair. */
   choose(changes: Partial<Chosen> & { step?: number | null }): void {
     if ("node" in changes || "iteration" in changes) this.at = [];
-    this.scope.select(changes);
+    this.page.select(changes);
   }
 
-  chooseNode(node: string, iteration: number | null = this.scope.selection.iteration): void {
+  chooseNode(node: string, iteration: number | null = this.page.selection.iteration): void {
     this.choose({ node, iteration });
   }
 
   /** The selection for requests; what is not wished for is left out. */
   readonly query = $derived.by(() => {
-    const { type, iteration, node, role, sample, loss } = this.scope.selection;
-    const wishes = { type, step: this.scope.step, iteration, node, role, sample, loss };
+    const { type, iteration, node, role, sample, loss } = this.page.selection;
+    const wishes = { type, step: this.page.step, iteration, node, role, sample, loss };
     return Object.entries(wishes)
       .filter(([, wish]) => wish !== null)
       .map(([name, wish]) => `&${name}=${encodeURIComponent(String(wish))}`)
@@ -64,17 +64,17 @@ export class Tensors {
   });
 
   #load(): void {
-    const { scope } = this;
-    void scope.news;
-    const { measure, form, runs } = scope.selection;
-    if (this.runs.length === 0 || scope.width === 0) return;
+    const { page } = this;
+    void page.news;
+    const { measure, form, runs } = page.selection;
+    if (this.runs.length === 0 || page.width === 0) return;
     const names = [...new Set([...this.runs, ...runs])]
       .map((run) => `run=${encodeURIComponent(run)}`)
       .join("&");
     const look = `${measure === null ? "" : `&stat=${encodeURIComponent(measure)}`}&form=${form ?? "numbers"}`;
     const at = this.at.length > 0 ? `&at=${this.at.join()}` : "";
     this.answer.load(
-      `api/tensors?${names}&panels=${this.runs.length}${this.query}${look}${at}&${screenOf(scope)}${smoothOf(scope)}`,
+      `api/tensors?${names}&panels=${this.runs.length}${this.query}${look}${at}&${screenOf(page)}${smoothOf(page)}`,
       "tensors",
     );
   }

@@ -1,13 +1,13 @@
 /** What the trace view shows: the chosen trace, its graph, the chosen operation and its values. */
 
 import { untrack } from "svelte";
-import { type Cell, nodeTable } from "../charts/keep";
+import { type Cell, nodeTable } from "../charts/export";
 import { lastUntil } from "../charts/scale";
 import { NOTHING } from "../graph/order";
 import type { Scene } from "../graph/scene";
 import { isClosed, isFile } from "../offline";
+import { type PageState, UNTOUCHED } from "../pagestate.svelte";
 import { Resource } from "../resource.svelte";
-import { type Scope, UNTOUCHED } from "../scope.svelte";
 import type { Selection } from "../selection";
 import type {
   OperationLink,
@@ -44,7 +44,7 @@ export class Tracing {
   #revealed = "";
   #pinned = "";
 
-  constructor(readonly scope: Scope) {
+  constructor(readonly page: PageState) {
     $effect(() => this.#pin());
     $effect(() => this.#loadGraph());
     $effect(() => this.#loadGroups());
@@ -57,12 +57,12 @@ export class Tracing {
   }
 
   readonly #chosenTrace = $derived.by(() =>
-    this.scope.listed.find((entry) => entry.name === this.scope.selection.trace),
+    this.page.listed.find((entry) => entry.name === this.page.selection.trace),
   );
 
   /** The newest trace of the last step at or before the cross-hair that has any, unless another one of it is chosen. */
   readonly entry = $derived.by(() => {
-    const { listed, selection } = this.scope;
+    const { listed, selection } = this.page;
     const chosen = this.#chosenTrace;
     const steps = Float64Array.from(listed.flatMap(({ step }) => step ?? [])).sort();
     const at = selection.step === null ? undefined : steps[Math.max(lastUntil(steps, selection.step), 0)];
@@ -80,7 +80,7 @@ export class Tracing {
 
   /** The groups that are open, and the one that is looked at. */
   readonly open = $derived.by<ReadonlySet<number>>(() => {
-    const { opened } = this.scope.selection;
+    const { opened } = this.page.selection;
     if (opened === null) return new Set(this.picture.value?.opened ?? []);
     return new Set(
       opened
@@ -91,19 +91,19 @@ export class Tracing {
   });
 
   readonly within = $derived.by(() => {
-    const { within } = this.scope.selection;
+    const { within } = this.page.selection;
     return within !== null && this.scene?.isGroup(within) ? within : 0;
   });
 
   /** A part of the graph that is looked at and is no operation. */
   readonly block = $derived.by(() => {
-    const { op, part } = this.scope.selection;
+    const { op, part } = this.page.selection;
     return op === null && part !== null && this.scene?.isGroup(part) ? part : null;
   });
 
   /** The operation whose value is shown: the chosen one, or that of what a module gives. */
   readonly #op = $derived.by(
-    () => this.scope.selection.op ?? this.#graph?.operation.get(this.block ?? NOTHING) ?? null,
+    () => this.page.selection.op ?? this.#graph?.operation.get(this.block ?? NOTHING) ?? null,
   );
 
   /** What is known of it, once that is there. */
@@ -113,7 +113,7 @@ export class Tracing {
 
   /** The places that are wished for on the axes that a picture leaves out; a tensor that lacks them shows the nearest. */
   readonly at = $derived.by(() => {
-    const at = this.scope.selection.at ?? "";
+    const at = this.page.selection.at ?? "";
     return /^\d{1,9}(\.\d{1,9})*$/.test(at) ? at.split(".").map(Number) : [];
   });
 
@@ -121,7 +121,7 @@ export class Tracing {
   readonly part = $derived.by(() => this.block ?? this.chosen?.part ?? null);
 
   readonly #address = $derived.by(() =>
-    this.scope.selection.run === null ? null : `api/run/${encodeURIComponent(this.scope.selection.run)}`,
+    this.page.selection.run === null ? null : `api/run/${encodeURIComponent(this.page.selection.run)}`,
   );
 
   /** What the search found, and how many there are. */
@@ -146,20 +146,20 @@ export class Tracing {
 
   choose(trace: string): void {
     this.search = "";
-    const entry = this.scope.listed.find(({ name }) => name === trace);
-    if (entry !== undefined) this.scope.selectTrace(entry);
+    const entry = this.page.listed.find(({ name }) => name === trace);
+    if (entry !== undefined) this.page.selectTrace(entry);
   }
 
   /** Select an operation; the modules around it open. */
   select(op: number): void {
-    this.scope.select({ op, part: null });
+    this.page.select({ op, part: null });
   }
 
   /** A part of the graph was clicked: nothing opens. */
   pick(part: number): void {
     const first = this.#graph?.operation.get(part);
     const isGroup = this.scene?.isGroup(part);
-    if (first === undefined || isGroup) this.scope.select({ op: null, part: isGroup ? part : null });
+    if (first === undefined || isGroup) this.page.select({ op: null, part: isGroup ? part : null });
     else if (this.block !== null || part !== this.chosen?.part) {
       this.#revealed = this.#key(first);
       this.select(first);
@@ -170,26 +170,26 @@ export class Tracing {
   toggle(part: number): void {
     const open = new Set(this.open);
     if (!open.delete(part)) open.add(part);
-    this.scope.select({ opened: [...open].join(".") });
+    this.page.select({ opened: [...open].join(".") });
   }
 
   /** Look at one group alone; 0 for the whole. */
   enter(part: number): void {
-    this.scope.select({ within: part === 0 ? null : part });
+    this.page.select({ within: part === 0 ? null : part });
   }
 
   unroll(unrolled: boolean): void {
     this.#revealed = "";
-    this.scope.select({ unrolled, opened: null, within: null, part: null });
+    this.page.select({ unrolled, opened: null, within: null, part: null });
   }
 
   /** Show another position on the axes that a picture leaves out. */
   place(at: readonly number[], changes: Partial<Selection> = {}): void {
-    this.scope.select({ ...changes, at: at.join(".").replace(/(^|\.)0(\.0)*$/, "") || null });
+    this.page.select({ ...changes, at: at.join(".").replace(/(^|\.)0(\.0)*$/, "") || null });
   }
 
   #key(op: number | null): string {
-    return `${this.entry?.name}/${op}/${this.scope.selection.unrolled}`;
+    return `${this.entry?.name}/${op}/${this.page.selection.unrolled}`;
   }
 
   #asked(what: string, ...more: readonly string[]): string | null {
@@ -199,21 +199,21 @@ export class Tracing {
 
   /** What depends on whether passes are nodes of their own. */
   #askedOfGraph(what: string, ...more: readonly string[]): string | null {
-    return this.#asked(what, ...more, ...(this.scope.selection.unrolled ? ["unrolled=1"] : []));
+    return this.#asked(what, ...more, ...(this.page.selection.unrolled ? ["unrolled=1"] : []));
   }
 
   /** A trace that comes into sight without being chosen is chosen from then on, and the cross-hair stands at its step. */
   #pin(): void {
     const { entry } = this;
-    const { run, trace, step } = this.scope.selection;
+    const { run, trace, step } = this.page.selection;
     if (entry === null) return;
     const key = `${run}/${entry.name}`;
     const isKnown = this.#pinned === key;
     this.#pinned = key;
     const at = entry.step === null || step !== null ? {} : { step: entry.step };
     if (trace !== entry.name)
-      this.scope.select({ trace: entry.name, ...at, ...(this.#isLikeChosen(entry) ? {} : UNTOUCHED) }, false);
-    else if (step === null && !isKnown) this.scope.select(at);
+      this.page.select({ trace: entry.name, ...at, ...(this.#isLikeChosen(entry) ? {} : UNTOUCHED) }, false);
+    else if (step === null && !isKnown) this.page.select(at);
   }
 
   /** Whether numbers of operations and modules mean the same as in the chosen trace. */
@@ -223,7 +223,7 @@ export class Tracing {
   }
 
   #loadGraph(): void {
-    const { tint, unrolled } = this.scope.selection;
+    const { tint, unrolled } = this.page.selection;
     const identity = `${this.#address}/${this.entry?.name}/${unrolled}`;
     this.picture.load(this.#askedOfGraph("trace"), identity);
     const path =
@@ -249,7 +249,7 @@ export class Tracing {
 
   /** Shown as long as nothing is chosen, and asked for behind the graph. */
   #loadOverview(): void {
-    if (this.scope.selection.op === null && !this.picture.busy)
+    if (this.page.selection.op === null && !this.picture.busy)
       this.overview.load(this.#asked("trace-overview"), `${this.#address}/${this.entry?.name}`);
   }
 
@@ -272,7 +272,7 @@ export class Tracing {
   }
 
   #valuePath(what: string, op: number): string | null {
-    const { picture, tile } = this.scope.selection;
+    const { picture, tile } = this.page.selection;
     const look: string[] = [];
     if (picture !== null) look.push(`picture=${encodeURIComponent(picture)}`);
     if (this.at.length > 0) look.push(`at=${this.at.join(".")}`);
@@ -297,9 +297,9 @@ export class Tracing {
     if (chosen === null || this.block !== null || scene === null || this.#revealed === key) return;
     this.#revealed = key;
     const around = chosen.around.map((crumb) => crumb.id);
-    const within = around.includes(this.within) ? this.scope.selection.within : null;
+    const within = around.includes(this.within) ? this.page.selection.within : null;
     const isHidden = around.some((part) => !this.open.has(part));
-    if (isHidden || within !== this.scope.selection.within)
-      this.scope.select({ within, opened: [...new Set([...this.open, ...around])].join(".") });
+    if (isHidden || within !== this.page.selection.within)
+      this.page.select({ within, opened: [...new Set([...this.open, ...around])].join(".") });
   }
 }

@@ -2,7 +2,7 @@
 
 import type { Component } from "svelte";
 import { isClosed } from "../offline";
-import type { Scope } from "../scope.svelte";
+import type { PageState } from "../pagestate.svelte";
 import { VIEWS, type ViewName } from "../selection";
 import ChartsView from "./ChartsView.svelte";
 import CompareView from "./CompareView.svelte";
@@ -12,7 +12,7 @@ import HeatMapView from "./HeatMapView.svelte";
 import TensorsView from "./TensorsView.svelte";
 import TracesView from "./TracesView.svelte";
 
-export type View = Component<{ scope: Scope; theme: "dark" | "light" }>;
+export type View = Component<{ page: PageState; theme: "dark" | "light" }>;
 
 const COMPONENTS: Record<ViewName, View> = {
   charts: ChartsView,

@@ -1,0 +1,43 @@
+/** Numbers of parts → colors. */
+
+import { css, type Palette } from "../charts/colors";
+import { painter, type Shading } from "../charts/heatmap";
+import { columnAt, lastUntil } from "../charts/scale";
+import { valueColumn } from "../rows";
+import type { HeatMapView, PartNumbers } from "../wire.gen";
+
+/** Of parts of which nothing was recorded. */
+export const MISSING = { dark: "rgb(50 58 68)", light: "rgb(176 184 194)" } as const;
+
+/** The color of each part that has a number. */
+export function colored(numbers: PartNumbers, shading: Shading | null, colors: Palette): Map<number, string> {
+  const paint = painter(shading, colors);
+  return new Map(
+    Array.from(numbers.parts, (part, at) => [part, css(paint(numbers.values[at] ?? Number.NaN))]),
+  );
+}
+
+/** The same numbers at another step, of which heat maps hold the cells, by context; what they lack stays as it is. */
+export function numbersAt(
+  numbers: PartNumbers,
+  heats: readonly (readonly [context: string, view: HeatMapView])[],
+  step: number,
+): PartNumbers {
+  const rows = new Map<string, readonly [HeatMapView, number]>();
+  for (const [context, heat] of heats)
+    heat.own.forEach((row, at) => {
+      if (row >= 0) rows.set(`${context}\n${heat.sites[at]}\n${heat.ports[at]}`, [heat, row]);
+    });
+  const [values, steps] = [numbers.values.slice(), numbers.steps.slice()];
+  numbers.sites.forEach((site, part) => {
+    const context = numbers.contexts[part] ?? numbers.context;
+    const [heat, row] = rows.get(`${context}\n${site}\n${numbers.ports[part]}`) ?? [];
+    if (heat === undefined || row === undefined || heat.last_steps.length === 0) return;
+    const column = valueColumn(heat, row, columnAt(heat, step));
+    values[part] = heat.cells[row * heat.last_steps.length + column] ?? Number.NaN;
+    steps[part] = heat.last_steps[column] ?? 0;
+  });
+  const known = Float64Array.from(new Set(steps)).sort();
+  const last = known[Math.max(lastUntil(known, step), 0)];
+  return { ...numbers, values, steps, step: last ?? numbers.step };
+}

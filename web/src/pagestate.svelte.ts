@@ -1,0 +1,340 @@
+/** The state of the page: what is selected, what was answered, where the cross-hair is. */
+
+import { untrack } from "svelte";
+import { LEFT, lastUntil, RIGHT, type Span } from "./charts/scale";
+import { Live } from "./live.svelte";
+import { isFile, START_AT } from "./offline";
+import { histogramOf, scalarOf, screenOf, smoothOf } from "./requests";
+import { Resource } from "./resource.svelte";
+import { fragment, parsed, type Selection, seriesFor } from "./selection";
+import type {
+  HistogramView,
+  RunList,
+  ScalarView,
+  SeriesEntry,
+  SiteList,
+  Timeline,
+  TraceEntry,
+  TraceList,
+} from "./wire.gen";
+
+/** Selecting another of these is a place to come back to; the rest only changes how it looks. */
+const PLACES = [
+  "run",
+  "view",
+  "site",
+  "kind",
+  "port",
+  "mode",
+  "context",
+  "dtype",
+  "phase",
+  "trace",
+  "op",
+  "within",
+  "part",
+  "entered",
+  "merge",
+  "pane",
+  "node",
+] as const;
+
+/** A trace at first sight: nothing in it is chosen. */
+export const UNTOUCHED = { op: null, part: null, opened: null, within: null };
+
+export class PageState {
+  selection = $state<Selection>(parsed(location.hash || START_AT));
+  hover = $state<number | null>(null);
+  /** Pixels that the plots and the room beside them have. */
+  room = $state(0);
+  /** Bins that the histogram over time has room for, 0 before it is laid out. */
+  bins = $state(0);
+  /** Room to the left of all plots: the labels of a heat map need more of it. */
+  left = $state(LEFT);
+  /** Steps that are shown too, though the selected run has none there: those of runs that are compared with it. */
+  reach = $state<Span | null>(null);
+  /** Steps to walk along, where a view has its own. */
+  steps = $state.raw<Float64Array | null>(null);
+  /** Recorded steps that a heat map shows: it needs no histogram. */
+  heatSteps = $state.raw<Float64Array | null>(null);
+  /** What is searched for among the sites. */
+  search = $state("");
+  /** The wished site that the run lacks, as long as no other one is chosen: the address keeps it. */
+  lacking = $state<string | null>(null);
+  /** The site that a link leads to: the graph opens what hides it. */
+  sought: string | null = null;
+
+  readonly runs = new Resource<RunList>(500);
+  readonly sites = new Resource<SiteList>(2000);
+  readonly traces = new Resource<TraceList>(2000);
+  readonly timeline = new Resource<Timeline>();
+  readonly scalar = new Resource<ScalarView>();
+  readonly histogram = new Resource<HistogramView>();
+  readonly live: Live;
+
+  /** The selected view, once it is there and has said which room it leaves to the plots. */
+  #shown = $state(this.selection.view);
+  /** The site that nobody asked for: another run may lack it without a word. */
+  #unasked: string | null = null;
+  /** Counts the news of the list and of the selected run. */
+  #listNews = $state(0);
+  #runNews = $state(0);
+
+  constructor() {
+    this.live = new Live(
+      (change) => {
+        this.#listNews += 1;
+        if (change.run === this.selection.run) this.#runNews += 1;
+      },
+      () => {
+        this.#listNews += 1;
+        this.#runNews += 1;
+      },
+    );
+    addEventListener("popstate", () => {
+      this.lacking = null;
+      this.selection = parsed(location.hash);
+    });
+    $effect(() => {
+      this.#shown = this.selection.view;
+    });
+    // Before the page is brought up to date: the server can work meanwhile.
+    $effect.pre(() => this.#loadRuns());
+    $effect.pre(() => this.#chooseRun());
+    $effect.pre(() => this.#loadRun());
+    $effect.pre(() => this.#chooseSite());
+    $effect.pre(() => this.#loadTraces());
+    $effect.pre(() => this.#loadScalar());
+    $effect.pre(() => this.#loadHistogram());
+  }
+
+  /** Changes whenever the selected run may have something new. */
+  get news(): number {
+    return this.#runNews;
+  }
+
+  /** Changes whenever any run may have something new. */
+  get newsOfAll(): number {
+    return this.#listNews;
+  }
+
+  /** Pixels of the plots, in whole multiples: dragging the window must not ask for a new picture at every pixel. */
+  readonly width = $derived(Math.floor(Math.max(this.room - this.left - RIGHT, 0) / 16) * 16);
+
+  readonly entry = $derived(this.runs.value?.runs.find((run) => run.name === this.selection.run) ?? null);
+
+  /** The traces of the run, oldest first. */
+  readonly listed = $derived(
+    this.traces.value?.run === this.selection.run ? (this.traces.value?.traces ?? []) : [],
+  );
+
+  /** How many traces the run is known to have. */
+  readonly #traceCount = $derived(
+    this.sites.value?.run === this.selection.run ? (this.sites.value?.traces ?? 0) : 0,
+  );
+
+  readonly #looksAtTraces = $derived(this.#shown === "traces");
+
+  /** Whether this is a file of a trace: nothing was recorded beside it. */
+  readonly isTraceAlone = $derived(
+    isFile && this.sites.value?.series.length === 0 && this.sites.value.traces > 0,
+  );
+
+  readonly seriesOfSite = $derived(
+    this.sites.value?.series.filter((entry) => entry.site === this.selection.site) ?? [],
+  );
+
+  readonly series = $derived<SeriesEntry | null>(seriesFor(this.seriesOfSite, this.selection));
+
+  readonly metric = $derived(
+    this.timeline.value?.metrics.find((view) => view.name === this.selection.metric) ??
+      this.timeline.value?.metrics[0] ??
+      null,
+  );
+
+  readonly #firstShown = $derived(
+    this.selection.first ??
+      Math.min(
+        this.timeline.value?.first_step ?? Number.POSITIVE_INFINITY,
+        this.histogram.value?.left[0] ?? Number.POSITIVE_INFINITY,
+        this.reach?.min ?? Number.POSITIVE_INFINITY,
+      ),
+  );
+
+  readonly #lastShown = $derived(
+    this.selection.last ??
+      Math.max(
+        this.timeline.value?.last_step ?? Number.NEGATIVE_INFINITY,
+        this.histogram.value?.right.at(-1) ?? Number.NEGATIVE_INFINITY,
+        this.reach?.max ?? Number.NEGATIVE_INFINITY,
+      ),
+  );
+
+  /** The steps that all charts show. The same object until they change: with another one all charts are drawn anew. */
+  readonly span = $derived.by<Span>(() => {
+    const [min, max] = [this.#firstShown, this.#lastShown];
+    if (!Number.isFinite(min) || !Number.isFinite(max)) return { min: 0, max: 1 };
+    return max > min ? { min, max } : { min: min - 0.5, max: min + 0.5 };
+  });
+
+  /** The step of the cross-hair: under the pointer, else pinned. */
+  readonly step = $derived(this.hover ?? this.selection.step);
+
+  /** The last step of the runs that are in sight. */
+  readonly #latest = $derived.by(() => {
+    const { view, run, runs, beside } = this.selection;
+    const several = view === "compare" || view === "tensors" ? [run, beside, ...runs] : [run];
+    const ends = this.runs.value?.runs.filter(({ name }) => several.includes(name)) ?? [];
+    return Math.max(...ends.map(({ last_step }) => last_step ?? Number.NEGATIVE_INFINITY));
+  });
+
+  /** The step that numbers are of: that of the cross-hair, else the last one in sight, or of a view with its own steps. */
+  readonly now = $derived(
+    this.steps?.[Math.max(lastUntil(this.steps, this.step ?? Number.MAX_SAFE_INTEGER), 0)] ??
+      this.step ??
+      Math.min(Number.isFinite(this.#latest) ? this.#latest : this.span.max, Math.floor(this.span.max)),
+  );
+
+  /** The same for requests; null as long as it is the last step of all, which a saved page holds. */
+  readonly asked = $derived(this.step ?? (this.selection.last === null ? null : this.now));
+
+  /** The step that a line crosses all plots at: a view with its own steps always shows one of them. */
+  readonly crossed = $derived(this.steps === null ? this.step : this.now);
+
+  /** Change the selection, and the address with it; what nobody chose is no place to come back to. */
+  select(wanted: Partial<Selection>, isChosen = true): void {
+    // Whoever selects a site wants to see that, and no merge any more.
+    const changes = "site" in wanted ? { merge: null, ...wanted } : wanted;
+    const moved = PLACES.some((name) => name in changes && changes[name] !== this.selection[name]);
+    if ("site" in changes) this.lacking = this.#unasked = null;
+    Object.assign(this.selection, changes);
+    this.#write(isChosen && moved);
+  }
+
+  #write(moved: boolean): void {
+    const hash = fragment({ ...this.selection, site: this.lacking ?? this.selection.site });
+    // A page inside a notebook may have no address of its own.
+    if (hash === location.hash || location.protocol === "about:") return;
+    if (moved) history.pushState(null, "", hash);
+    else history.replaceState(null, "", hash);
+  }
+
+  /** The statistics that tensors of a kind have. */
+  statsOf(kind: string): readonly string[] {
+    const { stats = [], limited = [] } = this.sites.value ?? {};
+    return stats.filter((stat) => limited.find((each) => each.stat === stat)?.kinds.includes(kind) ?? true);
+  }
+
+  /** The selected statistic, or where tensors of a kind do not have it, the usual one. */
+  statOf(kind: string): string {
+    const [{ stat }, stats] = [this.selection, this.statsOf(kind)];
+    return stats.length === 0 || stats.includes(stat) ? stat : "rms";
+  }
+
+  selectRun(name: string): void {
+    // Trials are compared at the same step.
+    const anew = this.selection.view === "tensors" ? {} : { step: null, first: null, last: null };
+    const { run, beside } = this.selection;
+    this.select({ run: name, ...anew, ...(name === beside ? { beside: run } : {}) });
+  }
+
+  selectSite(site: string, kind: string | null = this.selection.kind): void {
+    this.select({ site, kind });
+  }
+
+  selectTrace({ name, step }: TraceEntry): void {
+    // A trace of no step releases the cross-hair: it may stand at the step of another one.
+    this.select({ view: "traces", trace: name, step, ...UNTOUCHED });
+  }
+
+  /** Whether somebody chose the site: it is not the one that each run begins with. */
+  get isSiteChosen(): boolean {
+    return this.sites.value !== null && this.selection.site !== firstSite(this.sites.value);
+  }
+
+  #loadRuns(): void {
+    this.runs.load(this.#listNews >= 0 ? "api/runs" : null, "runs");
+  }
+
+  #loadRun(): void {
+    const run = this.selection.run;
+    void this.#runNews;
+    const address = run === null ? null : `api/run/${encodeURIComponent(run)}`;
+    this.sites.load(address && `${address}/sites`, `${run}`);
+    if (this.width > 0)
+      this.timeline.load(address && `${address}/timeline?${screenOf(this)}${smoothOf(this)}`, `${run}`);
+  }
+
+  #loadTraces(): void {
+    const { run } = this.selection;
+    // Elsewhere only their marks are shown: they are asked for again when there are more.
+    if (this.#looksAtTraces) void this.#runNews;
+    if (run !== null && (this.#looksAtTraces || this.#traceCount > 0))
+      this.traces.load(`api/run/${encodeURIComponent(run)}/traces`, run);
+    else this.traces.keep(`${run}`);
+  }
+
+  #loadScalar(): void {
+    const series = this.#asked;
+    if (this.width === 0) return;
+    const [address, identity] = series === null ? ["", ""] : scalarOf(this, series);
+    if (series === null || this.#shown !== "charts") this.scalar.keep(identity);
+    else this.scalar.load(address, identity);
+  }
+
+  #loadHistogram(): void {
+    const series = this.#asked;
+    if (this.width === 0) return;
+    const [address, identity] = series === null ? ["", ""] : histogramOf(this, series, this.bins || 96);
+    if (series === null || this.#shown === "heatmap") this.histogram.keep(identity);
+    // Where it is drawn, its height is known with the next frame: asking before would be asking twice.
+    else if (this.bins > 0 || this.#shown !== "charts") this.histogram.load(address, identity);
+  }
+
+  /** The series that charts are of, null where there is none; read anew with every news of the run. */
+  get #asked(): SeriesEntry | null {
+    void this.#runNews;
+    return this.selection.run === null || this.#shown === "tensors" ? null : this.series;
+  }
+
+  #chooseRun(): void {
+    const runs = this.runs.value?.runs;
+    if (this.selection.run !== null || runs === undefined || runs.length === 0) return;
+    const chosen =
+      runs.find((run) => run.status === "running") ??
+      runs.find((run) => run.status !== "unreadable") ??
+      runs[0];
+    if (chosen !== undefined) {
+      this.selection.run = chosen.name;
+      this.#write(false);
+    }
+  }
+
+  /** A site to begin with, or the traces of a run without any, so that the first look is never empty. */
+  #chooseSite(): void {
+    const sites = this.sites.value;
+    if (sites === null || sites.run !== this.selection.run) return;
+    const wished = this.lacking ?? this.selection.site;
+    if (wished !== null && sites.series.some((entry) => entry.site === wished)) {
+      this.lacking = null;
+      this.selection.site = wished;
+      return;
+    }
+    if (sites.series.length === 0 && sites.traces > 0 && untrack(() => this.selection.view) === "charts") {
+      this.selection.view = "traces";
+      this.#write(false);
+    }
+    if (wished !== null && sites.series.length === 0) return;
+    const chosen = firstSite(sites);
+    if (chosen !== null) {
+      if (wished === this.#unasked) this.#unasked = chosen;
+      else this.lacking = wished;
+      this.selection.site = chosen;
+      this.#write(false);
+    }
+  }
+}
+
+function firstSite({ series }: SiteList): string | null {
+  return (series.find((entry) => entry.kind === "output") ?? series[0])?.site ?? null;
+}
