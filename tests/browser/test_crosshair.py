@@ -212,7 +212,7 @@ def test_a_statistic_is_offered_for_the_kinds_that_have_it(visit: Visit, address
     stat = page.get_by_test_id("stat")
     expect(stat).to_have_value("rms")
     expect(stat.locator("option", has_text="ratio")).to_have_count(0)
-    for view in ("", "&view=heatmap", "&view=graph&by=update"):
+    for view in ("", "&view=heatmap", "&view=graph&colorKind=update"):
         page.goto(f"{address}#run=a&site=up.weight&kind=update&stat=ratio{view}")
         expect(stat).to_have_value("ratio")
     page.get_by_role("combobox", name="Kind that colors the graph").select_option("output")

@@ -77,7 +77,7 @@ def test_a_widget_in_a_notebook_shows_a_trace_and_asks_python_for_its_values(vis
         expect(frame.get_by_test_id("picture-value")).to_have_attribute("data-picture", "matrix")
         frame.get_by_label("sample").fill("1")
         frame.get_by_test_id("picture-value").hover(position={"x": 3, "y": 3})
-        expect(frame.get_by_test_id("told-value")).to_contain_text("[1, 0, 0, 0]")
+        expect(frame.get_by_test_id("readout-value")).to_contain_text("[1, 0, 0, 0]")
 
 
 def test_a_widget_in_a_notebook_shows_the_histories_of_a_run(visit: Visit, tmp_path: Path) -> None:

@@ -58,7 +58,7 @@ def test_an_exported_trace_opens_from_the_disk_with_graph_values_and_code(alone:
     expect(alone.get_by_test_id("operation")).to_contain_text(ODD)
     uri = (tmp_path / "net.html").as_uri()
     alone.goto("about:blank")
-    alone.goto(f"{uri}#view=traces&part=0&picture=line&at=1")  # it holds one picture of each
+    alone.goto(f"{uri}#view=traces&module=0&picture=line&valueIndex=1")  # it holds one picture of each
     expect(alone.get_by_test_id("block")).to_contain_text("FLOPs")
     expect(alone.get_by_test_id("picture-value")).to_have_attribute("data-picture", "matrix")
 

@@ -59,12 +59,12 @@ def test_an_operation_is_found_and_shows_value_gradient_and_code(visit: Visit, a
     expect(value).to_have_attribute("data-picture", "grid")
     expect(page.get_by_test_id("picture-gradient")).to_be_visible()
     value.hover(position={"x": 3, "y": 3})
-    expect(page.get_by_test_id("told-value")).to_have_text(re.compile(r"\[0, 0, 0, 0\] (NaN|−?[\d.e−]+)"))
+    expect(page.get_by_test_id("readout-value")).to_have_text(re.compile(r"\[0, 0, 0, 0\] (NaN|−?[\d.e−]+)"))
     value.click(position={"x": 3, "y": 3})
     expect(page.get_by_test_id("picture-value")).to_have_attribute("data-picture", "matrix")
     page.get_by_label("sample").fill("1")
     page.get_by_test_id("picture-value").hover(position={"x": 3, "y": 3})
-    expect(page.get_by_test_id("told-value")).to_have_text(re.compile(r"\[1, 0, 0, 0\]"))
+    expect(page.get_by_test_id("readout-value")).to_have_text(re.compile(r"\[1, 0, 0, 0\]"))
     page.get_by_role("button", name=re.compile("groupnorm")).click()
     expect(page.get_by_test_id("code").filter(visible=True).first).to_contain_text("the residual")
 
@@ -291,7 +291,7 @@ def test_picture_and_place_are_in_the_address_and_kept_for_the_next_operation(vi
     for _ in range(2):
         expect(value).to_have_attribute("data-picture", "matrix")
         value.hover(position={"x": 3, "y": 3})
-        expect(page.get_by_test_id("told-value")).to_have_text(re.compile(r"^\[1, 3, 0, 0\]"))
+        expect(page.get_by_test_id("readout-value")).to_have_text(re.compile(r"^\[1, 3, 0, 0\]"))
         page.reload()
     search(page, "tanh")  # of two axes: nothing to choose a place on
     expect(value).to_have_attribute("aria-label", "Value, matrix of shape 2 × 8")
@@ -301,10 +301,10 @@ def test_picture_and_place_are_in_the_address_and_kept_for_the_next_operation(vi
 
 def test_a_picture_that_does_not_fit_is_replaced_without_an_error(visit: Visit, address: str) -> None:
     page = visit.page
-    page.goto(f"{address}#run=net&view=traces&op=1&picture=<b>&at=99.x&tile=64")
+    page.goto(f"{address}#run=net&view=traces&op=1&picture=<b>&valueIndex=99.x&tile=64")
     expect(page.get_by_test_id("picture-value")).to_have_attribute("data-picture", "grid")
     page.get_by_test_id("picture-value").hover(position={"x": 3, "y": 3})
-    expect(page.get_by_test_id("told-value")).to_have_text(re.compile(r"^\[0, 0, 0, 0\]"))
+    expect(page.get_by_test_id("readout-value")).to_have_text(re.compile(r"^\[0, 0, 0, 0\]"))
     expect(page.get_by_text("This cannot be shown")).to_have_count(0)
 
 

@@ -2,7 +2,7 @@
 
 import type { Selection } from "./selection";
 
-/** More colors than that cannot be told apart. */
+/** More colors could not be distinguished. */
 export const MOST_RUNS = 8;
 
 /** The chosen run, then those that are compared with it. */

@@ -65,7 +65,7 @@ test("a run that was not checked is not called sound", () => {
   expect(problemsOf({ ...counts, checked: 0 })?.text).toBe("–");
   expect(problemsOf({ ...counts, errors: 2, notes: 1 })).toMatchObject({
     text: "3",
-    told: "2 errors, 1 note",
+    description: "2 errors, 1 note",
   });
   expect(problemsOf(null)).toBeNull();
 });

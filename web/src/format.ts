@@ -38,7 +38,7 @@ export function value(x: number | null | undefined, digits = 4, [least, most] = 
   return sign + String(size >= 10 ** digits ? Math.round(size) : Number(size.toPrecision(digits)));
 }
 
-/** A recorded value: NaN is told apart from a value that is missing. */
+/** A recorded value: NaN is not the same as a missing value. */
 export function recorded(x: number | undefined, digits = 4): string {
   return x !== undefined && Number.isNaN(x) ? "NaN" : value(x, digits);
 }
@@ -138,19 +138,20 @@ export function longKind(kind: string): string {
 /** How many findings a run has, as a badge shows it and in words; null as long as it is not known. */
 export function problemsOf(
   findings: FindingCounts | null | undefined,
-): { text: string; told: string; severity: string } | null {
+): { text: string; description: string; severity: string } | null {
   if (findings === null || findings === undefined) return null;
   const { errors, warnings, notes, checked } = findings;
-  if (checked === 0) return { text: "–", told: "not checked: too little is recorded", severity: "unknown" };
+  if (checked === 0)
+    return { text: "–", description: "not checked: too little is recorded", severity: "unknown" };
   const parts = [
     [errors, "error"],
     [warnings, "warning"],
     [notes, "note"],
   ] as const;
   const some = parts.filter(([number]) => number > 0);
-  const told = some.map(([number, name]) => `${number} ${name}${number > 1 ? "s" : ""}`);
-  if (some[0] === undefined) return { text: "✔", told: "nothing was found", severity: "healthy" };
-  return { text: `${errors + warnings + notes}`, told: told.join(", "), severity: some[0][1] };
+  const description = some.map(([number, name]) => `${number} ${name}${number > 1 ? "s" : ""}`);
+  if (some[0] === undefined) return { text: "✔", description: "nothing was found", severity: "healthy" };
+  return { text: `${errors + warnings + notes}`, description: description.join(", "), severity: some[0][1] };
 }
 
 /** The end of a training without its end is not an error of the page: say which. */

@@ -32,7 +32,7 @@ const PLACES = [
   "trace",
   "op",
   "within",
-  "part",
+  "module",
   "entered",
   "merge",
   "pane",
@@ -40,7 +40,7 @@ const PLACES = [
 ] as const;
 
 /** A trace at first sight: nothing in it is chosen. */
-export const UNTOUCHED = { op: null, part: null, opened: null, within: null };
+export const UNTOUCHED = { op: null, module: null, opened: null, within: null };
 
 export class PageState {
   selection = $state<Selection>(parsed(location.hash || START_AT));
@@ -52,7 +52,7 @@ export class PageState {
   /** Room to the left of all plots: the labels of a heat map need more of it. */
   left = $state(LEFT);
   /** Steps that are shown too, though the selected run has none there: those of runs that are compared with it. */
-  reach = $state<Span | null>(null);
+  extraSteps = $state<Span | null>(null);
   /** Steps to walk along, where a view has its own. */
   steps = $state.raw<Float64Array | null>(null);
   /** Recorded steps that a heat map shows: it needs no histogram. */
@@ -60,9 +60,9 @@ export class PageState {
   /** What is searched for among the sites. */
   search = $state("");
   /** The wished site that the run lacks, as long as no other one is chosen: the address keeps it. */
-  lacking = $state<string | null>(null);
+  missingSite = $state<string | null>(null);
   /** The site that a link leads to: the graph opens what hides it. */
-  sought: string | null = null;
+  linkedSite: string | null = null;
 
   readonly runs = new Resource<RunList>(500);
   readonly sites = new Resource<SiteList>(2000);
@@ -74,8 +74,8 @@ export class PageState {
 
   /** The selected view, once it is there and has said which room it leaves to the plots. */
   #shown = $state(this.selection.view);
-  /** The site that nobody asked for: another run may lack it without a word. */
-  #unasked: string | null = null;
+  /** The site that the page chose by itself: another run may lack it without a word. */
+  #defaultSite: string | null = null;
   /** Counts the news of the list and of the selected run. */
   #listNews = $state(0);
   #runNews = $state(0);
@@ -92,7 +92,7 @@ export class PageState {
       },
     );
     addEventListener("popstate", () => {
-      this.lacking = null;
+      this.missingSite = null;
       this.selection = parsed(location.hash);
     });
     $effect(() => {
@@ -124,7 +124,7 @@ export class PageState {
   readonly entry = $derived(this.runs.value?.runs.find((run) => run.name === this.selection.run) ?? null);
 
   /** The traces of the run, oldest first. */
-  readonly listed = $derived(
+  readonly tracesOfRun = $derived(
     this.traces.value?.run === this.selection.run ? (this.traces.value?.traces ?? []) : [],
   );
 
@@ -157,7 +157,7 @@ export class PageState {
       Math.min(
         this.timeline.value?.first_step ?? Number.POSITIVE_INFINITY,
         this.histogram.value?.left[0] ?? Number.POSITIVE_INFINITY,
-        this.reach?.min ?? Number.POSITIVE_INFINITY,
+        this.extraSteps?.min ?? Number.POSITIVE_INFINITY,
       ),
   );
 
@@ -166,7 +166,7 @@ export class PageState {
       Math.max(
         this.timeline.value?.last_step ?? Number.NEGATIVE_INFINITY,
         this.histogram.value?.right.at(-1) ?? Number.NEGATIVE_INFINITY,
-        this.reach?.max ?? Number.NEGATIVE_INFINITY,
+        this.extraSteps?.max ?? Number.NEGATIVE_INFINITY,
       ),
   );
 
@@ -189,30 +189,30 @@ export class PageState {
   });
 
   /** The step that numbers are of: that of the cross-hair, else the last one in sight, or of a view with its own steps. */
-  readonly now = $derived(
+  readonly shownStep = $derived(
     this.steps?.[Math.max(lastUntil(this.steps, this.step ?? Number.MAX_SAFE_INTEGER), 0)] ??
       this.step ??
       Math.min(Number.isFinite(this.#latest) ? this.#latest : this.span.max, Math.floor(this.span.max)),
   );
 
   /** The same for requests; null as long as it is the last step of all, which a saved page holds. */
-  readonly asked = $derived(this.step ?? (this.selection.last === null ? null : this.now));
+  readonly requestedStep = $derived(this.step ?? (this.selection.last === null ? null : this.shownStep));
 
   /** The step that a line crosses all plots at: a view with its own steps always shows one of them. */
-  readonly crossed = $derived(this.steps === null ? this.step : this.now);
+  readonly crosshairStep = $derived(this.steps === null ? this.step : this.shownStep);
 
   /** Change the selection, and the address with it; what nobody chose is no place to come back to. */
   select(wanted: Partial<Selection>, isChosen = true): void {
     // Whoever selects a site wants to see that, and no merge any more.
     const changes = "site" in wanted ? { merge: null, ...wanted } : wanted;
     const moved = PLACES.some((name) => name in changes && changes[name] !== this.selection[name]);
-    if ("site" in changes) this.lacking = this.#unasked = null;
+    if ("site" in changes) this.missingSite = this.#defaultSite = null;
     Object.assign(this.selection, changes);
     this.#write(isChosen && moved);
   }
 
   #write(moved: boolean): void {
-    const hash = fragment({ ...this.selection, site: this.lacking ?? this.selection.site });
+    const hash = fragment({ ...this.selection, site: this.missingSite ?? this.selection.site });
     // A page inside a notebook may have no address of its own.
     if (hash === location.hash || location.protocol === "about:") return;
     if (moved) history.pushState(null, "", hash);
@@ -267,32 +267,32 @@ export class PageState {
 
   #loadTraces(): void {
     const { run } = this.selection;
-    // Elsewhere only their marks are shown: they are asked for again when there are more.
+    // Elsewhere only their marks are shown: they are requested again when there are more.
     if (this.#looksAtTraces) void this.#runNews;
     if (run !== null && (this.#looksAtTraces || this.#traceCount > 0))
       this.traces.load(`api/run/${encodeURIComponent(run)}/traces`, run);
-    else this.traces.keep(`${run}`);
+    else this.traces.pause(`${run}`);
   }
 
   #loadScalar(): void {
-    const series = this.#asked;
+    const series = this.#requestedSeries;
     if (this.width === 0) return;
     const [address, identity] = series === null ? ["", ""] : scalarOf(this, series);
-    if (series === null || this.#shown !== "charts") this.scalar.keep(identity);
+    if (series === null || this.#shown !== "charts") this.scalar.pause(identity);
     else this.scalar.load(address, identity);
   }
 
   #loadHistogram(): void {
-    const series = this.#asked;
+    const series = this.#requestedSeries;
     if (this.width === 0) return;
     const [address, identity] = series === null ? ["", ""] : histogramOf(this, series, this.bins || 96);
-    if (series === null || this.#shown === "heatmap") this.histogram.keep(identity);
+    if (series === null || this.#shown === "heatmap") this.histogram.pause(identity);
     // Where it is drawn, its height is known with the next frame: asking before would be asking twice.
     else if (this.bins > 0 || this.#shown !== "charts") this.histogram.load(address, identity);
   }
 
   /** The series that charts are of, null where there is none; read anew with every news of the run. */
-  get #asked(): SeriesEntry | null {
+  get #requestedSeries(): SeriesEntry | null {
     void this.#runNews;
     return this.selection.run === null || this.#shown === "tensors" ? null : this.series;
   }
@@ -314,9 +314,9 @@ export class PageState {
   #chooseSite(): void {
     const sites = this.sites.value;
     if (sites === null || sites.run !== this.selection.run) return;
-    const wished = this.lacking ?? this.selection.site;
+    const wished = this.missingSite ?? this.selection.site;
     if (wished !== null && sites.series.some((entry) => entry.site === wished)) {
-      this.lacking = null;
+      this.missingSite = null;
       this.selection.site = wished;
       return;
     }
@@ -327,8 +327,8 @@ export class PageState {
     if (wished !== null && sites.series.length === 0) return;
     const chosen = firstSite(sites);
     if (chosen !== null) {
-      if (wished === this.#unasked) this.#unasked = chosen;
-      else this.lacking = wished;
+      if (wished === this.#defaultSite) this.#defaultSite = chosen;
+      else this.missingSite = wished;
       this.selection.site = chosen;
       this.#write(false);
     }

@@ -49,8 +49,8 @@ export function screenOf(page: PageState, width = page.width): string {
 }
 
 /** The step to show, where that is not the last one of all, and of how many steps one counts. */
-export function stepOf({ asked, selection }: PageState): string {
-  return `${asked === null ? "" : `&step=${asked}`}${selection.every > 1 ? `&every=${selection.every}` : ""}`;
+export function stepOf({ requestedStep, selection }: PageState): string {
+  return `${requestedStep === null ? "" : `&step=${requestedStep}`}${selection.every > 1 ? `&every=${selection.every}` : ""}`;
 }
 
 /** Weight of the running mean. */

@@ -56,7 +56,7 @@ export class Resource<T> {
   }
 
   /** Ask for nothing more, and forget what is known of anything else than `identity`. */
-  keep(identity: string): void {
+  pause(identity: string): void {
     if (identity !== this.#identity) this.load(null, identity);
   }
 

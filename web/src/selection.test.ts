@@ -82,7 +82,7 @@ test("the chosen context is shown, and one that a tensor lacks gives the first",
   expect(contextAmong(contextsOf(several.slice(0, 2)), null)).toBe("real");
 });
 
-test("a tensor is told from itself in another context, and the address keeps which is chosen", () => {
+test("the address says which context of a tensor is selected", () => {
   const [real, fake] = ["real", "fake"].map((context) => ({ ...series(0, "float32"), context }));
   expect(real && tensorName(real, [])).toBe("a output real");
   expect(fake && settingName(fake)).toBe("fake");

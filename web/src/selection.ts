@@ -44,13 +44,13 @@ export interface Selection {
   opened: string | null;
   within: number | null;
   /** A module of it that is looked at instead of an operation. */
-  part: number | null;
+  module: number | null;
   /** Of values in it: the kind of picture, the places on the axes that it leaves out ("1.3"), and its first tile. */
   picture: string | null;
-  at: string | null;
+  valueIndex: string | null;
   tile: number | null;
   /** The field that the nodes of a trace are colored by. */
-  tint: string | null;
+  traceColor: string | null;
   /** Whether every pass of a loop is a node of its own. */
   unrolled: boolean;
   /** In the graph: the part that was entered, those that are open, those with a panel of their own (see `keysIn`). */
@@ -60,7 +60,7 @@ export interface Selection {
   /** The merge that is looked at, instead of the site (see `mergeKey`). */
   merge: string | null;
   /** The kind whose statistic colors the graph; "none" for no colors. */
-  by: string | null;
+  colorKind: string | null;
   /** Runs that are compared with the chosen one. */
   runs: readonly string[];
   /** How they are compared: curves when null. */
@@ -84,8 +84,8 @@ export interface Selection {
   /** The loss whose gradient is shown; null for the value itself. */
   loss: string | null;
   /** The statistic over the steps, and the form of the values. */
-  measure: string | null;
-  form: string | null;
+  tensorStat: string | null;
+  valueForm: string | null;
   /** Whether all links are drawn, not only those of the chosen node. */
   allLinks: boolean;
   /** Tensors whose samples are compared, and types of steps whose metrics are (see `keysIn`). */
@@ -120,17 +120,17 @@ export const START: Readonly<Selection> = {
   op: null,
   opened: null,
   within: null,
-  part: null,
+  module: null,
   picture: null,
-  at: null,
+  valueIndex: null,
   tile: null,
-  tint: null,
+  traceColor: null,
   unrolled: false,
   entered: null,
   expanded: null,
   pins: null,
   merge: null,
-  by: null,
+  colorKind: null,
   runs: [],
   comparing: null,
   ratio: false,
@@ -145,8 +145,8 @@ export const START: Readonly<Selection> = {
   role: null,
   sample: null,
   loss: null,
-  measure: null,
-  form: null,
+  tensorStat: null,
+  valueForm: null,
   allLinks: false,
   against: null,
   types: null,
@@ -167,13 +167,13 @@ const TEXTS = [
   "trace",
   "opened",
   "picture",
-  "at",
-  "tint",
+  "valueIndex",
+  "traceColor",
   "entered",
   "expanded",
   "pins",
   "merge",
-  "by",
+  "colorKind",
   "comparing",
   "pane",
   "beside",
@@ -181,8 +181,8 @@ const TEXTS = [
   "node",
   "role",
   "loss",
-  "measure",
-  "form",
+  "tensorStat",
+  "valueForm",
   "against",
   "types",
 ] as const;
@@ -194,7 +194,7 @@ const NUMBERS = [
   "last",
   "op",
   "within",
-  "part",
+  "module",
   "tile",
   "smooth",
   "iteration",
@@ -250,7 +250,7 @@ export function fragment(selection: Selection): string {
   return `#${out.toString()}`;
 }
 
-/** Series that are told apart by data type and phase alone, oldest first. */
+/** Series that differ only in data type or phase, oldest first. */
 export function variantsOf(series: readonly SeriesEntry[], of: SeriesEntry): SeriesEntry[] {
   const same = ["site", "port", "kind", "mode", "context", "rank"] as const;
   return series.filter((entry) => same.every((name) => entry[name] === of[name]));

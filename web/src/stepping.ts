@@ -9,7 +9,7 @@ const READ = new WeakMap<Element, readonly Columns[]>();
 /** Let the pointer find the steps that a plot reads. */
 export function reads(plot: Element, columns: readonly Columns[]) {
   READ.set(plot, columns);
-  return { update: (now: readonly Columns[]) => READ.set(plot, now) };
+  return { update: (next: readonly Columns[]) => READ.set(plot, next) };
 }
 
 /** The step to stand at that is nearest to a place on the axis, of those that the plot under the pointer reads. */
@@ -54,8 +54,8 @@ function recordedIn({ heatSteps, histogram, metric }: PageState): Float64Array |
 }
 
 /** Where traces are looked at, their steps in sight: of a column of several steps only the last one is known. */
-function tracedIn({ selection, listed, span }: PageState): Float64Array {
-  const shown = selection.view === "traces" ? listed : [];
+function tracedIn({ selection, tracesOfRun, span }: PageState): Float64Array {
+  const shown = selection.view === "traces" ? tracesOfRun : [];
   const steps = shown.flatMap(({ step }) =>
     step !== null && step >= span.min && step <= span.max ? [step] : [],
   );

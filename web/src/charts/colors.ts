@@ -22,7 +22,7 @@ export interface Palette {
 
 type Rgb = readonly [number, number, number];
 
-/** Sequential, even in lightness, told apart with any kind of color vision. The end that means "much" is far from the ground. */
+/** Sequential, even in lightness, distinct with any kind of color vision. The end that means "much" is far from the ground. */
 const DARK: readonly Rgb[] = [
   [34, 52, 92],
   [36, 80, 120],
@@ -44,7 +44,7 @@ const LIGHT: readonly Rgb[] = [
   [20, 32, 80],
 ];
 
-/** Blue and gold on both sides of what is near the ground: told apart with any kind of color vision. */
+/** Blue and gold on both sides of what is near the ground: distinct with any kind of color vision. */
 const DARK_DIVERGING: readonly Rgb[] = [
   [150, 214, 255],
   [52, 136, 214],

@@ -1,7 +1,7 @@
-/** What is drawn as files to keep: the numbers as CSV, the picture as PNG or SVG. */
+/** What is drawn as files to save: the numbers as CSV, the picture as PNG or SVG. */
 
 import type { HeatMapView, HistogramView, NestedGraph, ScalarView } from "../wire.gen";
-import { asKept, escaped, marksOf } from "./svg";
+import { escaped, forExport, marksOf } from "./svg";
 
 export type Cell = string | number | null | undefined;
 
@@ -65,15 +65,15 @@ export function histogramTable(tensor: string, view: HistogramView): readonly (r
   return rows;
 }
 
-export function keepTable(name: string, rows: readonly (readonly Cell[])[]): void {
-  keep(name, "csv", new Blob([csv(rows)], { type: "text/csv" }));
+export function exportTable(name: string, rows: readonly (readonly Cell[])[]): void {
+  save(name, "csv", new Blob([csv(rows)], { type: "text/csv" }));
 }
 
 /** The picture on the ground of the page, below its name. */
-export function keepPicture(name: string, picture: HTMLCanvasElement): void {
-  asKept(picture, (draw) => {
+export function exportPng(name: string, picture: HTMLCanvasElement): void {
+  forExport(picture, (draw) => {
     draw();
-    copied(name, picture).toBlob((blob) => blob && keep(name, "png", blob));
+    copied(name, picture).toBlob((blob) => blob && save(name, "png", blob));
   });
 }
 
@@ -96,8 +96,8 @@ function copied(name: string, picture: HTMLCanvasElement): HTMLCanvasElement {
 }
 
 /** The same as lines and letters, which can be enlarged and edited. */
-export function keepDrawing(name: string, picture: HTMLCanvasElement): void {
-  const marks = asKept(picture, (draw) => {
+export function exportSvg(name: string, picture: HTMLCanvasElement): void {
+  const marks = forExport(picture, (draw) => {
     const written = marksOf(picture, draw);
     return {
       written,
@@ -113,10 +113,10 @@ export function keepDrawing(name: string, picture: HTMLCanvasElement): void {
 <g transform="translate(0 ${TITLE})">${written}</g>
 </svg>
 `;
-  keep(name, "svg", new Blob([text], { type: "image/svg+xml" }));
+  save(name, "svg", new Blob([text], { type: "image/svg+xml" }));
 }
 
-function keep(name: string, ending: string, content: Blob): void {
+function save(name: string, ending: string, content: Blob): void {
   const link = document.createElement("a");
   link.href = URL.createObjectURL(content);
   link.download = `${fileName(name)}.${ending}`;
@@ -132,7 +132,7 @@ export function fileName(name: string): string {
 }
 
 /** A heat map as a table: a row for each tensor, a column for each column of the picture. */
-export function matrixTable(view: HeatMapView): readonly (readonly Cell[])[] {
+export function heatMapTable(view: HeatMapView): readonly (readonly Cell[])[] {
   const columns = view.last_steps.length;
   const rows: Cell[][] = [["site", "port", ...Array.from(view.last_steps)]];
   view.own.forEach((row, at) => {

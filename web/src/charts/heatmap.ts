@@ -85,7 +85,7 @@ export function painter(shading: Shading | null, colors: Palette): (x: number) =
   };
 }
 
-export function drawMatrix(
+export function drawHeatMap(
   target: Target,
   view: HeatMapView,
   sight: Sight,

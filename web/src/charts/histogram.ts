@@ -20,17 +20,17 @@ function mostOf(view: HistogramsView): number {
   return Math.max(...shares);
 }
 
-/** `kept`: with the numbers of the axis, which stand once below all histograms on the page. */
+/** `exporting`: with the numbers of the axis, which stand once below all histograms on the page. */
 export function drawHistogram(
   { canvas, width, height, ratio }: Target,
   view: HistogramsView,
   run: StepHistogram,
   color: string,
   colors: Palette,
-  kept: boolean,
+  exporting: boolean,
 ): void {
   canvas.width = Math.round(width * ratio);
-  canvas.height = Math.round((height + (kept ? AXIS : 0)) * ratio);
+  canvas.height = Math.round((height + (exporting ? AXIS : 0)) * ratio);
   const context = canvas.getContext("2d");
   if (context === null) return;
   context.scale(ratio, ratio);
@@ -49,7 +49,7 @@ export function drawHistogram(
     context.lineTo(place, height);
     context.stroke();
     context.fillStyle = colors.muted;
-    if (kept) context.fillText(texts[at] ?? "", place, height + AXIS - 2);
+    if (exporting) context.fillText(texts[at] ?? "", place, height + AXIS - 2);
   });
   context.setLineDash([]);
   context.fillStyle = color;

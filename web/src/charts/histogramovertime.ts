@@ -51,13 +51,13 @@ export function boxOf(view: HistogramView, width: number, height: number): Box {
   };
 }
 
-/** `kept`: for a file, where a line is one line. */
-export function drawHeatmap(
+/** `exporting`: for a file, where a line is one line. */
+export function drawHistogramOverTime(
   target: Target,
   view: HistogramView,
   span: Span,
   colors: Palette,
-  kept = false,
+  exporting = false,
 ): void {
   const { canvas, width, height, ratio } = target;
   canvas.width = Math.round(width * ratio);
@@ -67,7 +67,7 @@ export function drawHeatmap(
   context.scale(ratio, ratio);
   context.font = colors.font;
   const box = boxOf(view, width, height);
-  const picture = new Picture(context, view, span, colors, box, !kept && ratio <= 1);
+  const picture = new Picture(context, view, span, colors, box, !exporting && ratio <= 1);
   picture.grid();
   context.save();
   context.beginPath();

@@ -36,8 +36,8 @@ export function lossText(limits: Limits, at: number, total: number): string {
     [limits.too_large[at] ?? 0, "too large"],
   ] as const;
   const some = parts.filter(([number]) => number > 0);
-  const told = some.map(([number, what]) => `${share(number, total)} ${what}`).join(", ");
-  return `in ${limits.format} ${told || "all fit"}`;
+  const losses = some.map(([number, what]) => `${share(number, total)} ${what}`).join(", ");
+  return `in ${limits.format} ${losses || "all fit"}`;
 }
 
 /** Where a picture has its values: along its height, or along its width. */

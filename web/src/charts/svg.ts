@@ -3,15 +3,15 @@
 type Point = readonly [x: number, y: number];
 type Style = string | CanvasGradient | CanvasPattern;
 
-/** Whoever draws a canvas says how to draw it again; `kept` is with all that stands beside it on the page. */
-const drawers = new WeakMap<HTMLCanvasElement, (kept: boolean) => void>();
+/** Whoever draws a canvas says how to draw it again; `exporting` is with all that stands beside it on the page. */
+const drawers = new WeakMap<HTMLCanvasElement, (exporting: boolean) => void>();
 
-export function drawnBy(canvas: HTMLCanvasElement, draw: (kept: boolean) => void): void {
+export function drawnBy(canvas: HTMLCanvasElement, draw: (exporting: boolean) => void): void {
   drawers.set(canvas, draw);
 }
 
-/** The canvas as it is kept, for as long as `use` needs it. */
-export function asKept<T>(canvas: HTMLCanvasElement, use: (draw: () => void) => T): T {
+/** The canvas as it is exporting, for as long as `use` needs it. */
+export function forExport<T>(canvas: HTMLCanvasElement, use: (draw: () => void) => T): T {
   const draw = drawers.get(canvas);
   try {
     return use(() => draw?.(true));
@@ -139,7 +139,7 @@ class WrittenPath extends Path2D {
 class Writing {
   private readonly marks: string[] = [];
   private readonly clips: string[] = [];
-  private readonly kept: (number | null)[] = [];
+  private readonly clipStack: (number | null)[] = [];
   private clip: number | null = null;
   private open: number | null = null;
   private outline = new Outline();
@@ -173,9 +173,9 @@ class Writing {
       strokeText: (text: string, x: number, y: number) => this.words(text, x, y, `fill="none" ${this.pen()}`),
       drawImage: (source: CanvasImageSource, ...numbers: number[]) => this.image(source, numbers),
       clip: (path?: Path2D) => this.cut(this.d(path)),
-      save: () => this.kept.push(this.clip),
+      save: () => this.clipStack.push(this.clip),
       restore: () => {
-        this.clip = this.kept.pop() ?? null;
+        this.clip = this.clipStack.pop() ?? null;
       },
     };
     for (const name of PATH)

@@ -34,12 +34,13 @@ export class Coloring {
   readonly modes = $derived.by(() => [...new Set(this.#series.map((entry) => entry.mode))]);
 
   /** The kind whose statistic colors the graph. */
-  readonly by = $derived.by(
+  readonly kind = $derived.by(
     () =>
-      this.#page.selection.by ?? (this.kinds.includes("output") ? "output" : (this.kinds[0] ?? NO_COLORS)),
+      this.#page.selection.colorKind ??
+      (this.kinds.includes("output") ? "output" : (this.kinds[0] ?? NO_COLORS)),
   );
 
-  readonly #ofKind = $derived.by(() => this.#series.filter((entry) => entry.kind === this.by));
+  readonly #ofKind = $derived.by(() => this.#series.filter((entry) => entry.kind === this.kind));
 
   /** The mode asked for, or where the kind has none of it, the one it has. */
   readonly mode = $derived.by(() => {
@@ -55,7 +56,7 @@ export class Coloring {
 
   readonly numbers = $derived.by(() => {
     const numbers = this.#answer.value;
-    return numbers === null || !isClosed ? numbers : numbersAt(numbers, this.#heats, this.#page.now);
+    return numbers === null || !isClosed ? numbers : numbersAt(numbers, this.#heats, this.#page.shownStep);
   });
 
   get problem(): string | null {
@@ -69,7 +70,7 @@ export class Coloring {
   });
 
   readonly fillOf = $derived.by(() =>
-    this.numbers === null || this.by === NO_COLORS
+    this.numbers === null || this.kind === NO_COLORS
       ? null
       : colored(this.numbers, this.shading, palette(this.#theme())),
   );
@@ -83,15 +84,15 @@ export class Coloring {
     const { news, selection } = this.#page;
     const { run } = selection;
     const { mode, context } = this;
-    const stat = this.#page.statOf(this.by);
+    const stat = this.#page.statOf(this.kind);
     void news;
-    if (run === null || !this.kinds.includes(this.by)) {
+    if (run === null || !this.kinds.includes(this.kind)) {
       this.#answer.load(null, "");
       return;
     }
     const address = `api/run/${encodeURIComponent(run)}`;
-    const asked = `kind=${this.by}&stat=${encodeURIComponent(stat)}&mode=${mode}&context=${encodeURIComponent(context)}`;
-    const identity = `${run} ${this.by} ${stat} ${mode} ${context}`;
+    const asked = `kind=${this.kind}&stat=${encodeURIComponent(stat)}&mode=${mode}&context=${encodeURIComponent(context)}`;
+    const identity = `${run} ${this.kind} ${stat} ${mode} ${context}`;
     const more = isClosed ? "&tensors=1" : stepOf(this.#page);
     this.#answer.load(`${address}/graph-numbers?${asked}${more}`, identity);
   }

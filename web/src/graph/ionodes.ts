@@ -1,17 +1,17 @@
-/** The inputs and outputs of the group that was entered: pills above and below it. */
+/** The inputs and outputs of the group that was entered, as nodes above and below it. */
 
 import { type Extent, NO_PORTS } from "./layoutx";
 import { NOTHING, type Ordering, type Port } from "./order";
 
-const PILL = { height: 22, narrowest: 56, letter: 7.2, margin: 18, longest: 26 };
+const IO_NODE = { height: 22, narrowest: 56, letter: 7.2, margin: 18, longest: 26 };
 
 /** An input or output of the group that was entered. */
-export interface Pill {
+export interface IoNode {
   readonly port: Port;
   readonly isInput: boolean;
 }
 
-export function pillsOf(inner: Ordering | undefined): Pill[] {
+export function ioNodesOf(inner: Ordering | undefined): IoNode[] {
   const [first, last] = [0, (inner?.layers.length ?? 1) - 1];
   return [
     ...inOrder(inner?.inputs ?? [], inner, first).map((port) => ({ port, isInput: true })),
@@ -19,45 +19,45 @@ export function pillsOf(inner: Ordering | undefined): Pill[] {
   ];
 }
 
-export function pillExtent({ port }: Pill): Extent {
-  const letters = Math.min(Math.max(port.name.length, port.shape.length), PILL.longest);
+export function ioNodeExtent({ port }: IoNode): Extent {
+  const letters = Math.min(Math.max(port.name.length, port.shape.length), IO_NODE.longest);
   return {
-    width: Math.max(PILL.narrowest, letters * PILL.letter + PILL.margin),
-    height: port.shape === "" ? PILL.height : PILL.height + 12,
+    width: Math.max(IO_NODE.narrowest, letters * IO_NODE.letter + IO_NODE.margin),
+    height: port.shape === "" ? IO_NODE.height : IO_NODE.height + 12,
     entries: NO_PORTS,
     exits: NO_PORTS,
   };
 }
 
-/** The order of a group between its pills, whose numbers begin at `base`. */
-export function around(root: number, pills: readonly Pill[], base: number): Ordering {
-  const inputs = pills.flatMap((pill, at) => (pill.isInput ? [at] : []));
-  const outputs = pills.flatMap((pill, at) => (pill.isInput ? [] : [at]));
-  const layers = [inputs, [pills.length], outputs].filter((layer) => layer.length > 0);
+/** The order of a group between its input and output nodes, whose numbers begin at `base`. */
+export function around(root: number, ioNodes: readonly IoNode[], base: number): Ordering {
+  const inputs = ioNodes.flatMap((ioNode, at) => (ioNode.isInput ? [at] : []));
+  const outputs = ioNodes.flatMap((ioNode, at) => (ioNode.isInput ? [] : [at]));
+  const layers = [inputs, [ioNodes.length], outputs].filter((layer) => layer.length > 0);
   const middle = inputs.length > 0 ? 1 : 0;
-  const layerOf = (at: number) => (at === pills.length ? middle : pills[at]?.isInput ? 0 : middle + 1);
-  const wired = pills.flatMap((pill, at) => (pill.port.tensor === NOTHING ? [] : [{ pill, at }]));
+  const layerOf = (at: number) => (at === ioNodes.length ? middle : ioNodes[at]?.isInput ? 0 : middle + 1);
+  const wired = ioNodes.flatMap((ioNode, at) => (ioNode.port.tensor === NOTHING ? [] : [{ ioNode, at }]));
   return {
     group: NOTHING,
-    flows: wired.map(({ pill, at }) => ({
+    flows: wired.map(({ ioNode, at }) => ({
       tensor: at,
-      source: pill.isInput ? base + at : root,
+      source: ioNode.isInput ? base + at : root,
       leaves: false,
-      outOf: pill.isInput ? NOTHING : pill.port.tensor,
+      outOf: ioNode.isInput ? NOTHING : ioNode.port.tensor,
     })),
-    targets: wired.map(({ pill, at }, flow) => ({
+    targets: wired.map(({ ioNode, at }, flow) => ({
       flow,
-      child: pill.isInput ? root : base + at,
-      into: pill.isInput ? pill.port.tensor : NOTHING,
+      child: ioNode.isInput ? root : base + at,
+      into: ioNode.isInput ? ioNode.port.tensor : NOTHING,
     })),
-    spots: [...pills.map((_, at) => base + at), root].map((child, at) => ({
+    spots: [...ioNodes.map((_, at) => base + at), root].map((child, at) => ({
       layer: layerOf(at),
       child,
       flow: NOTHING,
     })),
-    links: wired.map(({ pill, at }, flow) => ({
-      upper: pill.isInput ? at : pills.length,
-      lower: pill.isInput ? pills.length : at,
+    links: wired.map(({ ioNode, at }, flow) => ({
+      upper: ioNode.isInput ? at : ioNodes.length,
+      lower: ioNode.isInput ? ioNodes.length : at,
       flow,
     })),
     layers,

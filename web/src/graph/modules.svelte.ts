@@ -11,7 +11,7 @@ import { Coloring } from "./coloring.svelte";
 import { mergeKey, mergeNamed } from "./merges";
 import { Scene } from "./scene";
 
-/** Colors of pinned panels: told apart with any kind of color vision, from the colors of numbers and of findings. */
+/** Colors of pinned panels: distinct with any kind of color vision, and from the colors of numbers and findings. */
 const PIN_COLORS = ["#cc79a7", "#56b4e9", "#009e73", "#f0e442", "#d55e00"];
 const MOST_STRIPES = 64;
 
@@ -99,19 +99,19 @@ export class ModuleGraph {
     return new Set([...this.#alarms.keys()].flatMap((part) => this.scene?.shownFor(part) ?? []));
   });
 
-  /** Colors of a part: several for one that stands for others. Asked for at every frame, so they are kept. */
+  /** Colors of a part: several for one that stands for others. Asked for at every frame, so they are known. */
   readonly fills = $derived.by(() => {
     const [scene, fillOf, missing] = [this.scene, this.coloring.fillOf, this.coloring.missing];
-    const kept = new Map<number, readonly string[]>();
+    const known = new Map<number, readonly string[]>();
     return (part: number): readonly string[] => {
       if (fillOf === null || scene === null) return [];
-      let fills = kept.get(part);
+      let fills = known.get(part);
       if (fills === undefined) {
         fills = scene
           .members(part)
           .slice(0, MOST_STRIPES)
           .map((each) => fillOf.get(each) ?? missing);
-        kept.set(part, fills);
+        known.set(part, fills);
       }
       return fills;
     };
@@ -157,10 +157,10 @@ export class ModuleGraph {
       this.#page.select({ merge: mergeKey(scene, part) });
       return;
     }
-    const pill = scene.pill(part);
-    if (pill !== null) {
-      const kind = pill.isInput ? "input" : "output";
-      this.#page.select({ site: scene.graph.sites[scene.entered] ?? "", kind, port: pill.port.name });
+    const ioNode = scene.ioNode(part);
+    if (ioNode !== null) {
+      const kind = ioNode.isInput ? "input" : "output";
+      this.#page.select({ site: scene.graph.sites[scene.entered] ?? "", kind, port: ioNode.port.name });
       return;
     }
     const site = scene.siteOf(part);
@@ -193,9 +193,9 @@ export class ModuleGraph {
   facts(part: number): (readonly [string, string])[] {
     const scene = this.scene;
     if (scene === null) return [];
-    const pill = scene.pill(part);
-    if (pill !== null)
-      return [[pill.isInput ? "input" : "output", pill.port.name] as const, ["shape", pill.port.shape]];
+    const ioNode = scene.ioNode(part);
+    if (ioNode !== null)
+      return [[ioNode.isInput ? "input" : "output", ioNode.port.name] as const, ["shape", ioNode.port.shape]];
     const rows = factsIn(scene.graph.facts[part]);
     const times = scene.graph.times[part] ?? 1;
     if (scene.graph.sites[part] === "") rows.unshift(["parts", scene.graph.names[part] ?? ""]);
@@ -235,15 +235,15 @@ export class ModuleGraph {
   #follow(): void {
     const { site, run } = this.#page.selection;
     const scene = this.scene;
-    // Before the sites are known it cannot be told whether somebody chose this one.
+    // Only the list of sites says whether this site is the default one.
     if (scene === null || site === null || this.#page.sites.value?.run !== run) return;
     untrack(() => {
-      const { sought, selection, isSiteChosen } = this.#page;
+      const { linkedSite, selection, isSiteChosen } = this.#page;
       const isNew =
         this.#uncovered === null ? selection.expanded === null && isSiteChosen : this.#uncovered !== site;
-      if (sought === site || isNew) this.#uncover(scene, site);
+      if (linkedSite === site || isNew) this.#uncover(scene, site);
       this.#uncovered = site;
-      this.#page.sought = null;
+      this.#page.linkedSite = null;
     });
   }
 

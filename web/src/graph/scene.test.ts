@@ -71,7 +71,7 @@ describe("a scene", () => {
     const scene = new Scene(GRAPH);
     const block = at(scene, "blocks.2");
     scene.arrange(block, new Set([0, block]));
-    expect(scene.pills.map(({ port, isInput }) => [port.name, port.shape, isInput])).toEqual([
+    expect(scene.ioNodes.map(({ port, isInput }) => [port.name, port.shape, isInput])).toEqual([
       ["input.0", "8×16", true],
       ["output.0", "8×16", false],
     ]);

@@ -2,7 +2,7 @@
 
 import type { GroupOrder, NestedGraph } from "../wire.gen";
 import { type Branch, Branches } from "./branches";
-import { around, type Pill, pillExtent, pillsOf } from "./ionodes";
+import { around, type IoNode, ioNodeExtent, ioNodesOf } from "./ionodes";
 import { type Extent, NO_PORTS } from "./layoutx";
 import { type Drawn, type Line, linesOf } from "./lines";
 import { NOTHING, type Ordering, unpacked } from "./order";
@@ -27,7 +27,7 @@ export class Scene {
   entered = 0;
   boxes: readonly Box[] = [];
   drawn: readonly Drawn[] = [];
-  pills: readonly Pill[] = [];
+  ioNodes: readonly IoNode[] = [];
   size: Rect = { x: 0, y: 0, width: 0, height: 0 };
   #open: ReadonlySet<number> = new Set();
   #orders = new Map<number, Ordering>();
@@ -79,12 +79,12 @@ export class Scene {
     return this.#open.has(part);
   }
 
-  isPill(part: number): boolean {
+  isIoNode(part: number): boolean {
     return part >= this.graph.parents.length;
   }
 
-  pill(part: number): Pill | null {
-    return this.pills[part - this.graph.parents.length] ?? null;
+  ioNode(part: number): IoNode | null {
+    return this.ioNodes[part - this.graph.parents.length] ?? null;
   }
 
   parent(part: number): number {
@@ -154,8 +154,8 @@ export class Scene {
 
   #place(): void {
     const base = this.graph.parents.length;
-    this.pills = pillsOf(this.#orders.get(this.entered));
-    const whole = around(this.entered, this.pills, base);
+    this.ioNodes = ioNodesOf(this.#orders.get(this.entered));
+    const whole = around(this.entered, this.ioNodes, base);
     const extents = new Map(whole.spots.map(({ child }) => [child, this.#extent(child, whole)]));
     const placed = place(whole, (child) => extents.get(child) ?? NONE, {
       padding: 8,
@@ -212,8 +212,8 @@ export class Scene {
 
   /** Size of a child as seen in the group with this ordering. */
   #extent(child: number, ordering: Ordering): Extent {
-    const pill = this.pill(child);
-    if (pill !== null) return pillExtent(pill);
+    const ioNode = this.ioNode(child);
+    if (ioNode !== null) return ioNodeExtent(ioNode);
     const inner = this.#isShownOpen(child) ? this.#group(child) : null;
     if (inner !== null) return extentOf(inner, entering(ordering, child), leaving(ordering, child));
     return {

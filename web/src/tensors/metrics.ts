@@ -1,10 +1,10 @@
-/** Which curves of metrics are drawn, and how they are told apart. */
+/** Which curves of metrics are drawn, and how they differ. */
 
 const DASHES: readonly (readonly number[])[] = [[], [7, 4], [2, 3], [9, 3, 2, 3]];
 /** As many curves as there are colors. */
 const MOST_CURVES = 8;
 
-/** The types that are wished for; without a wish as many as can be told apart, spread over all, the chosen one among them. */
+/** The requested types; without a request as many as can be distinguished, spread over all, with the selected one. */
 export function typesShown(
   types: readonly string[],
   wished: readonly string[],

@@ -9,7 +9,7 @@ import type { TensorPanel, TensorsView } from "../wire.gen";
 
 type Chosen = Pick<
   Selection,
-  "type" | "iteration" | "node" | "role" | "sample" | "loss" | "measure" | "form"
+  "type" | "iteration" | "node" | "role" | "sample" | "loss" | "tensorStat" | "valueForm"
 >;
 
 export class Tensors {
@@ -25,10 +25,10 @@ export class Tensors {
       const { panel } = this;
       const [min, max] = [panel?.steps[0], panel?.steps.at(-1)];
       page.steps = this.span === null ? (panel?.steps ?? null) : null;
-      page.reach = this.span ?? (min === undefined || max === undefined ? null : { min, max });
+      page.extraSteps = this.span ?? (min === undefined || max === undefined ? null : { min, max });
       return () => {
         page.steps = null;
-        page.reach = null;
+        page.extraSteps = null;
       };
     });
   }
@@ -53,25 +53,25 @@ export class Tensors {
     this.choose({ node, iteration });
   }
 
-  /** The selection for requests; what is not wished for is left out. */
+  /** The selection for requests: what is null is left out. */
   readonly query = $derived.by(() => {
     const { type, iteration, node, role, sample, loss } = this.page.selection;
-    const wishes = { type, step: this.page.step, iteration, node, role, sample, loss };
-    return Object.entries(wishes)
-      .filter(([, wish]) => wish !== null)
-      .map(([name, wish]) => `&${name}=${encodeURIComponent(String(wish))}`)
+    const selected = { type, step: this.page.step, iteration, node, role, sample, loss };
+    return Object.entries(selected)
+      .filter(([, value]) => value !== null)
+      .map(([name, value]) => `&${name}=${encodeURIComponent(String(value))}`)
       .join("");
   });
 
   #load(): void {
     const { page } = this;
     void page.news;
-    const { measure, form, runs } = page.selection;
+    const { tensorStat, valueForm, runs } = page.selection;
     if (this.runs.length === 0 || page.width === 0) return;
     const names = [...new Set([...this.runs, ...runs])]
       .map((run) => `run=${encodeURIComponent(run)}`)
       .join("&");
-    const look = `${measure === null ? "" : `&stat=${encodeURIComponent(measure)}`}&form=${form ?? "numbers"}`;
+    const look = `${tensorStat === null ? "" : `&stat=${encodeURIComponent(tensorStat)}`}&form=${valueForm ?? "numbers"}`;
     const at = this.at.length > 0 ? `&at=${this.at.join()}` : "";
     this.answer.load(
       `api/tensors?${names}&panels=${this.runs.length}${this.query}${look}${at}&${screenOf(page)}${smoothOf(page)}`,

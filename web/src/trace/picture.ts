@@ -100,7 +100,7 @@ function pixels(view: ValueView, tile: number, colors: Palette): OffscreenCanvas
 }
 
 function tensorPainter(view: ValueView, colors: Palette, from: number): (at: number) => Rgb {
-  const most = reach(view);
+  const most = largestMagnitude(view);
   return (at) => colorOf(view.cells[from + at] ?? 0, most, colors);
 }
 
@@ -120,7 +120,7 @@ function imagePainter(view: ValueView, colors: Palette): (at: number) => Rgb {
 }
 
 /** The magnitude at both ends of the colors. */
-export function reach(view: ValueView): number {
+export function largestMagnitude(view: ValueView): number {
   const [low = 0, high = 0] = view.range;
   return Math.max(Math.abs(low), Math.abs(high)) || 1;
 }
@@ -148,7 +148,7 @@ function numbers(
   context.textBaseline = "middle";
   for (let at = 0; at < view.rows * view.columns; at++) {
     const x = view.cells[at] ?? 0;
-    const [red, green, blue] = colorOf(x, reach(view), colors);
+    const [red, green, blue] = colorOf(x, largestMagnitude(view), colors);
     context.fillStyle = 0.3 * red + 0.59 * green + 0.11 * blue > 140 ? "#000000" : "#ffffff";
     const text = Number.isNaN(x) ? "NaN" : worded(x, 3);
     context.fillText(text, ((at % view.columns) + 0.5) * wide, (Math.floor(at / view.columns) + 0.5) * high);
@@ -168,7 +168,7 @@ function drawLine(context: CanvasRenderingContext2D, view: ValueView, layout: La
       context.fillRect(at * step, 0, Math.max(step, 1), layout.height);
       continue;
     }
-    context.fillStyle = `rgb(${colorOf(x > 0 ? reach(view) * 0.6 : -reach(view) * 0.6, reach(view), colors).join(" ")})`;
+    context.fillStyle = `rgb(${colorOf(x > 0 ? largestMagnitude(view) * 0.6 : -largestMagnitude(view) * 0.6, largestMagnitude(view), colors).join(" ")})`;
     const from = y(isBars ? Math.min(view.low[at] ?? 0, 0) : (view.low[at] ?? 0));
     const to = y(isBars ? Math.max(view.high[at] ?? 0, 0) : (view.high[at] ?? 0));
     context.fillRect(

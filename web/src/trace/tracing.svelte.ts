@@ -57,19 +57,19 @@ export class Tracing {
   }
 
   readonly #chosenTrace = $derived.by(() =>
-    this.page.listed.find((entry) => entry.name === this.page.selection.trace),
+    this.page.tracesOfRun.find((entry) => entry.name === this.page.selection.trace),
   );
 
   /** The newest trace of the last step at or before the cross-hair that has any, unless another one of it is chosen. */
   readonly entry = $derived.by(() => {
-    const { listed, selection } = this.page;
+    const { tracesOfRun, selection } = this.page;
     const chosen = this.#chosenTrace;
-    const steps = Float64Array.from(listed.flatMap(({ step }) => step ?? [])).sort();
+    const steps = Float64Array.from(tracesOfRun.flatMap(({ step }) => step ?? [])).sort();
     const at = selection.step === null ? undefined : steps[Math.max(lastUntil(steps, selection.step), 0)];
     // One of no step stays until the cross-hair is at the step of another one.
     const stays = at === undefined || chosen?.step === at || (chosen?.step === null && at !== selection.step);
     if (chosen !== undefined && stays) return chosen;
-    return listed.filter(({ step }) => step === at).at(-1) ?? listed.at(-1) ?? null;
+    return tracesOfRun.filter(({ step }) => step === at).at(-1) ?? tracesOfRun.at(-1) ?? null;
   });
 
   readonly #graph = $derived.by(() =>
@@ -95,10 +95,10 @@ export class Tracing {
     return within !== null && this.scene?.isGroup(within) ? within : 0;
   });
 
-  /** A part of the graph that is looked at and is no operation. */
+  /** The selected module, where no operation is selected. */
   readonly block = $derived.by(() => {
-    const { op, part } = this.page.selection;
-    return op === null && part !== null && this.scene?.isGroup(part) ? part : null;
+    const { op, module } = this.page.selection;
+    return op === null && module !== null && this.scene?.isGroup(module) ? module : null;
   });
 
   /** The operation whose value is shown: the chosen one, or that of what a module gives. */
@@ -111,9 +111,9 @@ export class Tracing {
     this.operation.value?.operation === this.#op ? this.operation.value : null,
   );
 
-  /** The places that are wished for on the axes that a picture leaves out; a tensor that lacks them shows the nearest. */
-  readonly at = $derived.by(() => {
-    const at = this.page.selection.at ?? "";
+  /** The requested index on the axes that a picture leaves out; a smaller tensor shows the nearest. */
+  readonly valueIndex = $derived.by(() => {
+    const at = this.page.selection.valueIndex ?? "";
     return /^\d{1,9}(\.\d{1,9})*$/.test(at) ? at.split(".").map(Number) : [];
   });
 
@@ -146,20 +146,20 @@ export class Tracing {
 
   choose(trace: string): void {
     this.search = "";
-    const entry = this.page.listed.find(({ name }) => name === trace);
+    const entry = this.page.tracesOfRun.find(({ name }) => name === trace);
     if (entry !== undefined) this.page.selectTrace(entry);
   }
 
   /** Select an operation; the modules around it open. */
   select(op: number): void {
-    this.page.select({ op, part: null });
+    this.page.select({ op, module: null });
   }
 
   /** A part of the graph was clicked: nothing opens. */
   pick(part: number): void {
     const first = this.#graph?.operation.get(part);
     const isGroup = this.scene?.isGroup(part);
-    if (first === undefined || isGroup) this.page.select({ op: null, part: isGroup ? part : null });
+    if (first === undefined || isGroup) this.page.select({ op: null, module: isGroup ? part : null });
     else if (this.block !== null || part !== this.chosen?.part) {
       this.#revealed = this.#key(first);
       this.select(first);
@@ -180,29 +180,29 @@ export class Tracing {
 
   unroll(unrolled: boolean): void {
     this.#revealed = "";
-    this.page.select({ unrolled, opened: null, within: null, part: null });
+    this.page.select({ unrolled, opened: null, within: null, module: null });
   }
 
   /** Show another position on the axes that a picture leaves out. */
   place(at: readonly number[], changes: Partial<Selection> = {}): void {
-    this.page.select({ ...changes, at: at.join(".").replace(/(^|\.)0(\.0)*$/, "") || null });
+    this.page.select({ ...changes, valueIndex: at.join(".").replace(/(^|\.)0(\.0)*$/, "") || null });
   }
 
   #key(op: number | null): string {
     return `${this.entry?.name}/${op}/${this.page.selection.unrolled}`;
   }
 
-  #asked(what: string, ...more: readonly string[]): string | null {
+  #path(what: string, ...more: readonly string[]): string | null {
     if (this.entry === null || this.#address === null) return null;
     return `${this.#address}/${what}?${[`trace=${this.entry.name}`, ...more].join("&")}`;
   }
 
-  /** What depends on whether passes are nodes of their own. */
-  #askedOfGraph(what: string, ...more: readonly string[]): string | null {
-    return this.#asked(what, ...more, ...(this.page.selection.unrolled ? ["unrolled=1"] : []));
+  /** Of answers that depend on whether each pass of a loop is its own node. */
+  #graphPath(what: string, ...more: readonly string[]): string | null {
+    return this.#path(what, ...more, ...(this.page.selection.unrolled ? ["unrolled=1"] : []));
   }
 
-  /** A trace that comes into sight without being chosen is chosen from then on, and the cross-hair stands at its step. */
+  /** Select the trace on screen, and move the cross-hair to its step. */
   #pin(): void {
     const { entry } = this;
     const { run, trace, step } = this.page.selection;
@@ -223,17 +223,19 @@ export class Tracing {
   }
 
   #loadGraph(): void {
-    const { tint, unrolled } = this.page.selection;
+    const { traceColor, unrolled } = this.page.selection;
     const identity = `${this.#address}/${this.entry?.name}/${unrolled}`;
-    this.picture.load(this.#askedOfGraph("trace"), identity);
+    this.picture.load(this.#graphPath("trace"), identity);
     const path =
-      tint === null ? null : this.#askedOfGraph("trace-numbers", `field=${encodeURIComponent(tint)}`);
-    this.numbers.load(path, `${identity}/${tint}`);
+      traceColor === null
+        ? null
+        : this.#graphPath("trace-numbers", `field=${encodeURIComponent(traceColor)}`);
+    this.numbers.load(path, `${identity}/${traceColor}`);
   }
 
   #loadGroups(): void {
     const path =
-      this.#missing.length === 0 ? null : this.#askedOfGraph("trace-groups", `of=${this.#missing.join(".")}`);
+      this.#missing.length === 0 ? null : this.#graphPath("trace-groups", `of=${this.#missing.join(".")}`);
     this.groups.load(path, `${this.#address}/${this.entry?.name}`);
   }
 
@@ -250,12 +252,12 @@ export class Tracing {
   /** Shown as long as nothing is chosen, and asked for behind the graph. */
   #loadOverview(): void {
     if (this.page.selection.op === null && !this.picture.busy)
-      this.overview.load(this.#asked("trace-overview"), `${this.#address}/${this.entry?.name}`);
+      this.overview.load(this.#path("trace-overview"), `${this.#address}/${this.entry?.name}`);
   }
 
   #loadOperation(): void {
     const op = this.#op;
-    const path = op === null ? null : this.#askedOfGraph("operation", `op=${op}`);
+    const path = op === null ? null : this.#graphPath("operation", `op=${op}`);
     this.operation.load(path, `${this.#address}/${this.entry?.name}/${op}`);
   }
 
@@ -275,18 +277,18 @@ export class Tracing {
     const { picture, tile } = this.page.selection;
     const look: string[] = [];
     if (picture !== null) look.push(`picture=${encodeURIComponent(picture)}`);
-    if (this.at.length > 0) look.push(`at=${this.at.join(".")}`);
+    if (this.valueIndex.length > 0) look.push(`at=${this.valueIndex.join(".")}`);
     if (tile !== null && tile > 0) look.push(`tile=${tile}`);
     // A file holds one picture of each.
     const more = [`op=${op}`, `what=${what}`, ...(isClosed ? [] : look)];
-    return this.#asked("value", ...more, `width=${this.width}`, `height=${Math.round(this.width * 0.75)}`);
+    return this.#path("value", ...more, `width=${this.width}`, `height=${Math.round(this.width * 0.75)}`);
   }
 
   #loadFound(): void {
     const text = this.search.trim();
     // A file has the whole list, and what was found is filtered in any case.
     const path =
-      text === "" ? null : this.#asked("operations", `search=${isFile ? "" : encodeURIComponent(text)}`);
+      text === "" ? null : this.#path("operations", `search=${isFile ? "" : encodeURIComponent(text)}`);
     this.found.load(path, `${this.#address}/${this.entry?.name}`);
   }
 

@@ -43,7 +43,7 @@ function drawBodies(pen: Pen, scene: Scene, fills: Fills, boxes: readonly Box[])
   };
   const striped: [Box, readonly string[]][] = [];
   for (const box of boxes) {
-    if (scene.isPill(box.part)) add(look.port, box);
+    if (scene.isIoNode(box.part)) add(look.port, box);
     else {
       const colors = fills(box.part);
       const only = colors[0];

@@ -21,7 +21,7 @@ export function drawOutlines(pen: Pen, scene: Scene, marks: Marks, boxes: readon
   const thick = Math.max(2.2, 1.6 / pen.scale);
   for (const box of boxes) {
     const color = marks.outlined.get(box.part);
-    const radius = box.open ? 8 : scene.isPill(box.part) ? box.height / 2 : 5;
+    const radius = box.open ? 8 : scene.isIoNode(box.part) ? box.height / 2 : 5;
     if (color !== undefined) drawRing(pen, grown(box, 2), radius, color, thick * 1.4);
     // On a rim: the box may have the color of the ring.
     if (box.part === marks.selected) {

@@ -9,14 +9,14 @@ export type Fills = (part: number) => readonly string[];
 
 export function drawWords(pen: Pen, scene: Scene, fillsOf: Fills, box: Box): void {
   const { context, look } = pen;
-  const pill = scene.pill(box.part);
+  const ioNode = scene.ioNode(box.part);
   const [name, detail] =
-    pill === null
+    ioNode === null
       ? [scene.graph.names[box.part] ?? "", scene.graph.details[box.part] ?? ""]
-      : [pill.port.name, pill.port.shape];
+      : [ioNode.port.name, ioNode.port.shape];
   const fills = fillsOf(box.part);
   const [fill] = fills;
-  const ink = pill === null && fill !== undefined && fills.length === 1 ? inkOn(fill) : null;
+  const ink = ioNode === null && fill !== undefined && fills.length === 1 ? inkOn(fill) : null;
   const times = scene.graph.times[box.part] ?? 1;
   const isGroup = scene.isGroup(box.part);
   const center = box.x + box.width / 2;
@@ -24,7 +24,7 @@ export function drawWords(pen: Pen, scene: Scene, fillsOf: Fills, box: Box): voi
   const room = box.width - 12 - (isGroup ? CHEVRON : 0) - badge;
   context.textBaseline = "alphabetic";
   context.textAlign = "center";
-  context.font = `${pill === null ? 600 : 500} ${pill === null ? 12 : 11}px ${look.font}`;
+  context.font = `${ioNode === null ? 600 : 500} ${ioNode === null ? 12 : 11}px ${look.font}`;
   context.fillStyle = ink ?? look.text;
   const shift = (isGroup ? CHEVRON : -0) / 2 - badge / 2;
   const detailed = detail !== "" && pen.scale >= DETAILED;
@@ -55,7 +55,7 @@ export function drawLargeWords(pen: Pen, scene: Scene, fillsOf: Fills, boxes: re
     const fills = fillsOf(box.part);
     context.fillStyle =
       fills[0] === undefined ? look.text : inkOn(fills[Math.floor(fills.length / 2)] ?? fills[0]);
-    const name = scene.pill(box.part)?.port.name ?? scene.graph.names[box.part] ?? "";
+    const name = scene.ioNode(box.part)?.port.name ?? scene.graph.names[box.part] ?? "";
     context.fillText(pen.fitted(name, box.width - 6), box.x + box.width / 2, box.y + box.height / 2);
   }
 }

@@ -16,7 +16,7 @@ const OF_PARAMETERS = new Set(["weight", "weight_grad", "update", "optimizer", "
 export interface Choice {
   readonly name: string;
   readonly text: string;
-  readonly told: string;
+  readonly description: string;
   readonly value: SeriesEntry;
   readonly gradient: SeriesEntry | null;
 }
@@ -64,13 +64,13 @@ export function inContext(series: readonly SeriesEntry[], wanted: string | null)
   return series.filter((entry) => entry.context === context);
 }
 
-function words(value: SeriesEntry, site: string): { text: string; told: string } {
-  const told = `${longKind(value.kind)} ${value.port} of ${value.site}`;
+function words(value: SeriesEntry, site: string): { text: string; description: string } {
+  const description = `${longKind(value.kind)} ${value.port} of ${value.site}`;
   const isMain = /\.0$/.test(value.port) || value.port === value.kind;
-  if (value.site === site) return { text: isMain ? value.kind : `${value.kind} ${value.port}`, told };
+  if (value.site === site) return { text: isMain ? value.kind : `${value.kind} ${value.port}`, description };
   const last = value.site.split(".").at(-1) ?? value.site;
   const what = value.kind === "weight" ? "" : value.kind === "optimizer" ? value.port : value.kind;
-  return { text: `${last} ${what}`.trim(), told };
+  return { text: `${last} ${what}`.trim(), description };
 }
 
 function ownerOf(site: string): string {
