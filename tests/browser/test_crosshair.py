@@ -77,7 +77,7 @@ def value(runs: Path, site: str, step: int, stat: str = "rms", kind: str = "outp
 
 def shown(page: Page) -> Locator:
     """All steps that numbers on the page are said to be of."""
-    return page.get_by_test_id("at")
+    return page.get_by_test_id("step-label")
 
 
 def test_charts_histogram_and_site_panel_read_the_last_recorded_step(visit: Visit, address: str, runs: Path) -> None:
@@ -101,11 +101,11 @@ def test_graph_panels_and_merges_read_the_last_recorded_step(visit: Visit, addre
     legend = page.get_by_test_id("graph-legend")
     expect(legend).to_contain_text("output rms @55")
     expect(legend).to_contain_text("1 of other steps")  # `rare`, of step 50
-    expect(page.get_by_test_id("site-panel").get_by_test_id("at").first).to_have_text("@55")
+    expect(page.get_by_test_id("site-panel").get_by_test_id("step-label").first).to_have_text("@55")
     for name, kind, step in (("up", "output", 55), ("rare", "output", 50), ("hidden", "tensor", 55)):
         page.goto(f"{address}#run=a&view=graph&site={name}&kind={kind}{AT}")
         expect(page.get_by_test_id("site-panel")).to_have_attribute("data-site", name)
-        expect(page.get_by_test_id("site-panel").get_by_test_id("at").first).to_have_text(f"@{step}")
+        expect(page.get_by_test_id("site-panel").get_by_test_id("step-label").first).to_have_text(f"@{step}")
         page.mouse.move(*point(page, name))
         tip = page.get_by_test_id("graph-tip")
         expect(tip.locator("dt").last).to_have_text(f"{kind} rms")  # an attached tensor has the color of its own kind
@@ -134,7 +134,7 @@ def test_comparison_reads_the_last_recorded_step_of_each_run(visit: Visit, addre
 def test_named_tensors_and_traces_show_the_last_recorded_step(visit: Visit, address: str) -> None:
     page = visit.page
     page.goto(f"{address}#run=a&view=tensors&node=answer{AT}")
-    expect(page.get_by_test_id("panel").get_by_test_id("at").first).to_have_text("@55")
+    expect(page.get_by_test_id("panel").get_by_test_id("step-label").first).to_have_text("@55")
     expect(page.get_by_test_id("step")).to_have_value("55")
     page.goto(f"{address}#run=a&view=traces{AT}")
     expect(page.get_by_role("button", name="@50", exact=True)).to_be_visible()
@@ -200,7 +200,7 @@ def test_a_saved_report_shows_the_same_step_in_every_part(visit: Visit, runs: Pa
     page.goto(f"{(tmp_path / 'a.html').as_uri()}#view=graph&site=up{AT}")
     expect(page.get_by_test_id("graph-legend")).to_contain_text("output rms @55")
     expect(page.get_by_test_id("graph-legend")).to_contain_text("1 of other steps")  # not the attached tensor
-    expect(page.get_by_test_id("site-panel").get_by_test_id("at").first).to_have_text("@55")
+    expect(page.get_by_test_id("site-panel").get_by_test_id("step-label").first).to_have_text("@55")
     page.goto("about:blank")
     page.goto(f"{(tmp_path / 'a.html').as_uri()}#view=heatmap&site=up{AT}")
     expect(page.get_by_test_id("heatmap-readout")).to_contain_text("@55 · up")

@@ -72,7 +72,7 @@ def test_a_sound_run_says_so_and_what_was_not_checked(visit: Visit, address: str
     page = visit.page
     page.goto(f"{address}#run=sound&view=findings")
     expect(page.get_by_test_id("verdict")).to_contain_text("healthy")
-    expect(page.get_by_text("Looked for, and not found")).to_be_visible()
+    expect(page.get_by_text("Checked, no problem found")).to_be_visible()
     expect(page.get_by_role("listitem").filter(has_text="NaN and Inf in any tensor")).to_be_visible()
     page.get_by_text("not checked").click()
     expect(page.get_by_test_id("findings")).to_contain_text("needs kind weight_grad")

@@ -393,7 +393,7 @@ def test_where_a_skip_connection_meets_its_branch_both_are_on_one_axis(visit: Vi
     page.goto(f"{address}&expanded=(model)+repeat%253Ablocks.0+blocks.0&entered=blocks.0")
     expect(part(page, "blocks.0.mlp")).to_have_count(1)
     branches = branches_below(page, "blocks.0.mlp")
-    expect(branches).to_contain_text("Where 2 branches meet")
+    expect(branches).to_contain_text("2 branches meet here")
     expect(branches.get_by_role("listitem")).to_contain_text(["input (embed)", "mlp", "mlp"])
 
 
@@ -436,7 +436,7 @@ def test_a_selected_merge_is_in_the_address_until_a_site_is_selected(visit: Visi
     expect(part(page, "blocks.0.mlp")).to_have_count(1)
     branches = branches_below(page, "blocks.0.mlp")
     page.reload()
-    expect(branches).to_contain_text("Where 2 branches meet")
+    expect(branches).to_contain_text("2 branches meet here")
     page.mouse.click(*point(page, "blocks.0.mlp"))
     expect(branches).to_have_count(0)
     expect(page).not_to_have_url(re.compile("merge="))

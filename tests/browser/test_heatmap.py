@@ -128,7 +128,7 @@ def test_groups_fold_into_one_row_that_keeps_the_nan_and_the_search_filters_rows
     expect(heat).to_have_attribute("data-rows", "2")
     page.get_by_role("button", name="rows with").click()
     expect(heat).to_have_attribute("data-rows", "3")
-    page.get_by_role("combobox", name="How deep the tree is open").select_option("2 levels")
+    page.get_by_role("combobox", name="Levels of the tree that are unfolded").select_option("2 levels")
     expect(heat).to_have_attribute("data-rows", "5")
 
 

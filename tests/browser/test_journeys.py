@@ -276,7 +276,7 @@ def test_every_data_type_of_a_tensor_can_be_chosen_and_the_newest_comes_first(
     page = visit.page
     page.goto(f"{address}#run=earlier")
     expect(page.get_by_test_id("histogram")).to_have_attribute("data-points", "40")
-    choice = page.get_by_role("combobox", name="Data type and reading")
+    choice = page.get_by_role("combobox", name="Data type and phase")
     expect(choice).to_have_count(0)
     open_run(page, "broken")
     expect(choice.locator("option:checked")).to_have_text("bfloat16 · read at forward")

@@ -54,7 +54,7 @@ def test_the_help_is_read_without_scrolling_and_teaches_the_graph(visit: Visit, 
     page.keyboard.press("Escape")
     expect(help_).to_be_hidden()
     page.get_by_role("button", name="Help").click()
-    expect(help_.get_by_role("heading", name="Reading the page")).to_be_in_viewport()
+    expect(help_.get_by_role("heading", name="How to read this page")).to_be_in_viewport()
 
 
 def test_runs_are_ticked_for_comparison_by_the_keyboard_alone(visit: Visit, address: str) -> None:

@@ -120,7 +120,7 @@ def test_where_a_pixel_holds_several_steps_a_value_says_of_which_one_it_is(visit
             expect(chip(visit.page, "number")).to_contain_text("20")
             value, _, told = chip(visit.page, "number").inner_text().removeprefix("number").partition("@")
             assert int(value) == (int(told.replace(",", "")) if told else step)
-            within = visit.page.get_by_test_id("readout-number").get_by_test_id("at").inner_text()
+            within = visit.page.get_by_test_id("readout-number").get_by_test_id("step-label").inner_text()
             first, last = re.findall(r"[\d,]+", within)
             assert int(first.replace(",", "")) <= step <= int(last.replace(",", ""))
             others += bool(told)

@@ -33,7 +33,7 @@ def _():
     import layerscope as ls
     from layerscope import widgets
 
-    widgets.IN_WIDGET = 20_000  # bytes: so that nearly everything must be asked for
+    widgets.IN_WIDGET = 20_000  # bytes: the widget must ask Python for nearly everything
     ls.open({run!r}).show({shown})
     return
 """

@@ -67,7 +67,7 @@ def test_structure_alone_opens_as_a_graph(alone: Page, tmp_path: Path) -> None:
     ls.trace(nn.Sequential(nn.Linear(4, 4), nn.ReLU()), torch.randn(1, 4), save=None).export(tmp_path / "net.html")
     alone.goto((tmp_path / "net.html").as_uri())
     search(alone, "relu")
-    expect(alone.get_by_text("No value was kept")).to_be_visible()
+    expect(alone.get_by_text("No value was saved")).to_be_visible()
 
 
 def test_a_report_has_charts_heat_map_and_findings_of_the_run(alone: Page, tmp_path: Path) -> None:
@@ -102,7 +102,7 @@ def test_a_report_without_room_says_what_it_left_out_and_how_to_include_it(alone
     target = tmp_path / "run.html"
     assert main(["report", str(tmp_path / "run"), "-o", str(target), "--size", "0.003"]) == 0
     alone.goto(target.as_uri())
-    expect(alone.get_by_test_id("stage").get_by_text("Left out of this file")).to_be_visible()
+    expect(alone.get_by_test_id("stage").get_by_text("Not in this file")).to_be_visible()
     expect(alone.get_by_text("1 history was recorded").first).to_be_visible()
     expect(alone.get_by_text("layerscope report RUN --size 40").first).to_be_visible()
     expect(alone.get_by_text("No tensor was recorded")).to_have_count(0)

@@ -29,7 +29,7 @@ def test_a_run_that_ended_before_its_first_step_says_so(visit: Visit, tmp_path: 
     with PageServer(tmp_path, port=0) as server:
         visit.page.goto(f"{server.address}#run=none&runs=some&view={view}")
         stage = visit.page.get_by_test_id("stage")
-        expect(stage.get_by_text("The training ended before its first recorded step.")).to_be_visible()
+        expect(stage.get_by_text("Training ended before the first recorded step.")).to_be_visible()
         expect(visit.page.get_by_text("with the first recorded step")).to_be_hidden()
 
 
@@ -76,4 +76,4 @@ def test_many_runs_are_filtered_by_name(visit: Visit, tmp_path: Path) -> None:
         sought.press("Escape")
         expect(rows).to_have_count(12)
         sought.fill("nothing")
-        expect(visit.page.get_by_text("no run of that name")).to_be_visible()
+        expect(visit.page.get_by_text("no run matches")).to_be_visible()

@@ -147,11 +147,11 @@ def test_the_selection_survives_every_switch_and_is_in_the_address(visit: Visit,
     expect(page.get_by_text("@20 · long · iteration 2")).to_be_visible()
     mean = stat(page, "mean").inner_text()
     before = place(page, "memory")
-    page.get_by_test_id("trial").select_option("b")
+    page.get_by_test_id("tensor-run").select_option("b")
     expect(page.get_by_test_id("panel")).to_have_attribute("data-run", "b")
     expect(stat(page, "mean")).not_to_have_text(mean)
     assert place(page, "memory") == before
-    page.get_by_test_id("trial").select_option("a")
+    page.get_by_test_id("tensor-run").select_option("a")
     expect(stat(page, "mean")).to_have_text(mean)
     page.reload()
     expect(stat(page, "mean")).to_have_text(mean)
@@ -223,7 +223,7 @@ def test_metrics_compare_trials_and_types_and_notes_and_network_are_told(visit: 
     charts = page.get_by_test_id("metric-charts")
     expect(charts.get_by_role("img", name="loss of 4 curves over the steps")).to_be_visible()
     expect(page.get_by_role("region", name="Metrics of accuracy").get_by_role("img")).to_have_count(2)
-    page.get_by_role("group", name="Types of steps").get_by_role("button", name="long").click()
+    page.get_by_role("group", name="Step types").get_by_role("button", name="long").click()
     expect(charts.get_by_role("img", name="loss of 2 curves over the steps")).to_be_visible()
     expect(page).to_have_url(re.compile("types=short"))
     page.get_by_role("button", name="Notes").click()
@@ -237,8 +237,8 @@ def test_metrics_compare_trials_and_types_and_notes_and_network_are_told(visit: 
 
 def test_a_view_of_ones_own_follows_the_selection_and_the_file(visit: Visit, address: str, project: Path) -> None:
     page = visit.page
-    page.goto(f"{address}&node=memory&step=30&pane=own")
-    own = page.get_by_test_id("own")
+    page.goto(f"{address}&node=memory&step=30&pane=custom")
+    own = page.get_by_test_id("custom-view")
     expect(own).to_contain_text("memory at step 30")
     expect(own.get_by_text("cat")).to_be_visible()
     page.get_by_test_id("node").select_option("loss")
@@ -253,7 +253,7 @@ def test_a_run_without_named_tensors_says_how_to_name_them(visit: Visit, address
     page.goto(address.replace("run=a", "run=plain"))
     expect(page.get_by_text("No named tensors")).to_be_visible()
     expect(page.get_by_text('run.record("memory", h)')).to_be_visible()
-    page.get_by_test_id("trial").select_option("a")
+    page.get_by_test_id("tensor-run").select_option("a")
     expect(page.get_by_test_id("dependencies")).to_be_visible()
 
 
@@ -282,7 +282,7 @@ def test_two_trials_fit_into_their_halves_and_share_one_scale_of_colors(visit: V
         assert graph.evaluate(IN_SIGHT)
     first, second = page.get_by_test_id("value-scale").all()
     assert first.inner_text() == second.inner_text()
-    expect(first).to_contain_text("in both trials")
+    expect(first).to_contain_text("in both runs")
     page.get_by_role("button", name="image").first.click()
     scales = [values.locator(".scale") for values in page.get_by_test_id("values").all()]
     expect(scales[0]).to_be_visible()

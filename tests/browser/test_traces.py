@@ -112,9 +112,9 @@ def test_a_module_opens_on_a_double_click_and_can_be_looked_at_alone(visit: Visi
     click(page, BLOCKS, times=2)
     expect(part(page, BLOCKS)).to_have_attribute("aria-expanded", "true")
     click(page, r"^\s*1\s+Block")
-    page.get_by_role("button", name="Look at it alone").click()
+    page.get_by_role("button", name="Show only this module").click()
     expect(part(page, "tanh")).to_have_count(0)
-    crumbs = page.get_by_role("navigation", name="Module that is looked at")
+    crumbs = page.get_by_role("navigation", name="Module on screen")
     expect(crumbs).to_contain_text("blocks")
     crumbs.get_by_role("button", name="Net").click()
     expect(part(page, "tanh")).to_be_attached()
@@ -173,7 +173,7 @@ def test_a_trace_leads_to_the_histograms_of_its_step_and_module(visit: Visit, ad
     page.get_by_role("button", name="@2", exact=True).click()
     expect(page.get_by_test_id("crosshair-step")).to_have_text("step 2")
     search(page, "linear_2")
-    page.get_by_role("button", name="its histograms over the training").click()
+    page.get_by_role("button", name="histograms over training").click()
     expect(page.get_by_test_id("site-title")).to_have_text("2")
     expect(page.get_by_test_id("histogram")).to_have_attribute("data-points", "4")
     expect(page.get_by_test_id("crosshair-step")).to_have_text("step 2")
@@ -286,7 +286,7 @@ def test_picture_and_place_are_in_the_address_and_kept_for_the_next_operation(vi
     page.get_by_role("button", name="matrix").click()
     page.get_by_label("channel").fill("3")
     expect(page).to_have_url(re.compile(r"picture=matrix.*at=1\.3|at=1\.3.*picture=matrix"))
-    page.get_by_role("button", name="Operation after").click()
+    page.get_by_role("button", name="Next operation").click()
     expect(page.get_by_test_id("op-label")).to_have_text(re.compile("conv2d_2"))
     for _ in range(2):
         expect(value).to_have_attribute("data-picture", "matrix")
@@ -294,7 +294,7 @@ def test_picture_and_place_are_in_the_address_and_kept_for_the_next_operation(vi
         expect(page.get_by_test_id("readout-value")).to_have_text(re.compile(r"^\[1, 3, 0, 0\]"))
         page.reload()
     search(page, "tanh")  # of two axes: nothing to choose a place on
-    expect(value).to_have_attribute("aria-label", "Value, matrix of shape 2 × 8")
+    expect(value).to_have_attribute("aria-label", "Value, matrix of shape 2×8")
     page.go_back()
     expect(page.get_by_label("channel")).to_have_value("3")
 
@@ -305,7 +305,7 @@ def test_a_picture_that_does_not_fit_is_replaced_without_an_error(visit: Visit, 
     expect(page.get_by_test_id("picture-value")).to_have_attribute("data-picture", "grid")
     page.get_by_test_id("picture-value").hover(position={"x": 3, "y": 3})
     expect(page.get_by_test_id("readout-value")).to_have_text(re.compile(r"^\[0, 0, 0, 0\]"))
-    expect(page.get_by_text("This cannot be shown")).to_have_count(0)
+    expect(page.get_by_text("The value cannot be shown")).to_have_count(0)
 
 
 def test_a_module_tells_its_costs_and_shows_what_it_gives(visit: Visit, address: str) -> None:

@@ -86,7 +86,7 @@ def test_walking_from_the_input_to_the_loss_finds_values_that_rise_but_do_not_fa
     keep(page, "asymmetry")
     assert statistic(panel, "max") > 20 * -statistic(panel, "min")
 
-    page.get_by_test_id("trial").select_option("fixed")
+    page.get_by_test_id("tensor-run").select_option("fixed")
     panel = settled(page, "before_sigmoid", "fixed")
     expect(page.get_by_test_id("type")).to_have_value(TYPE)
     assert statistic(panel, "max") < 4 * -statistic(panel, "min")
@@ -165,7 +165,7 @@ def test_the_demos_own_view_follows_the_selection(visit: Visit, address: str) ->
     page = visit.page
     page.goto(f"{address}#run=fixed&view=tensors&type=10_iterations&sample=1")
     tab(page, VIEW.name)
-    picture = page.get_by_test_id("own").locator("img")
+    picture = page.get_by_test_id("custom-view").locator("img")
     expect(picture).to_be_visible(timeout=30_000)  # matplotlib takes its time to be imported
     keep(page, "own-view")
     first = picture.get_attribute("src")

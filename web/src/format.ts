@@ -170,3 +170,8 @@ export function factsIn(text = ""): (readonly [string, string])[] {
     return line === "" ? [] : [[name, said] as const];
   });
 }
+
+/** A shape, as all of layerscope writes it: `2×12×32`, or `scalar`. */
+export function shapeText(shape: ArrayLike<number>): string {
+  return Array.from(shape).join("×") || "scalar";
+}

@@ -1,5 +1,5 @@
 /**
- * The page as one file: answers are in it, by what is asked for. Inside a notebook whoever holds the page answers the rest.
+ * The page as one file, which holds the answers to its requests. In a notebook the widget answers the other requests.
  * The layout is described in `layerscope/server/one_file.py`.
  */
 
@@ -8,7 +8,7 @@ const element = document.getElementById("layerscope-answers");
 /** Whether the page is a file that holds its answers. */
 export const isFile = element !== null;
 
-/** Whether nobody answers what is not in the file. */
+/** Whether only the answers in the file exist, without a server or a widget. */
 export const isClosed = isFile && element?.dataset.hosted === undefined;
 
 /** The selection to begin with. */
@@ -17,13 +17,13 @@ export const START_AT = element?.dataset.start ?? "";
 /** What the file holds, in words. */
 export const HOLDS = element?.dataset.holds ?? "";
 
-/** What is shown of an answer: a file has only the whole, whoever is asked can cut it. */
+/** Parameters that cut or smooth an answer: a file has only whole answers, a widget can cut them. */
 const CUT = ["every", "first", "last", "smooth"] as const;
-/** The size of the screen is that of the file. */
+/** Parameters that a file ignores. */
 const SCREEN = new Set<string>(["width", "height", "coarse", ...CUT]);
-const ASKING_MS = 30_000;
+const TIMEOUT_MS = 30_000;
 
-interface Head {
+interface FileIndex {
   readonly paths: readonly string[];
   readonly sizes: readonly number[];
 }
@@ -37,19 +37,19 @@ export async function inFile(path: string): Promise<ArrayBuffer | null> {
   answers ??= unpacked();
   const key = keyOf(path);
   const known = await answers;
-  // Of what has a step, a file holds the last one; the answer says which.
+  // A file holds the last step of each answer that has one; the answer names it.
   const found = known.get(key) ?? (isClosed ? known.get(key.replace(/\nstep=[^\n]*/, "")) : undefined);
   if (found !== undefined) return found;
   return isClosed ? null : fromHost(path);
 }
 
-/** Whether a part of an answer is asked for, or a smoothed one. */
+/** Whether a request asks for a cut or smoothed answer. */
 export function isCut(path: string): boolean {
   const query = new URLSearchParams(path.split("?")[1] ?? "");
   return CUT.some((name) => query.has(name));
 }
 
-/** What is asked for, without what only the screen decides. */
+/** The request without the parameters that a file ignores. */
 export function keyOf(path: string): string {
   const [place = "", query = ""] = path.split("?");
   const pairs = [...new URLSearchParams(query)].filter(([name]) => !SCREEN.has(name));
@@ -62,7 +62,7 @@ async function unpacked(): Promise<Map<string, ArrayBuffer>> {
   const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"));
   const whole = await new Response(stream).arrayBuffer();
   const length = new DataView(whole).getUint32(0, true);
-  const head = JSON.parse(new TextDecoder().decode(new Uint8Array(whole, 4, length))) as Head;
+  const head = JSON.parse(new TextDecoder().decode(new Uint8Array(whole, 4, length))) as FileIndex;
   const found = new Map<string, ArrayBuffer>();
   let at = 4 + length;
   head.paths.forEach((path, index) => {
@@ -80,32 +80,32 @@ function bytesOf(base64: string): Uint8Array<ArrayBuffer> {
   return bytes;
 }
 
-let asked = 0;
-/** A notebook may be looked at without Python: who did not answer once is not waited for again. */
-let isDeaf = false;
+let requests = 0;
+/** A notebook may be open without Python: after one timeout the page no longer waits. */
+let isWidgetGone = false;
 
-/** Ask the page around this one, which asks Python. */
+/** Ask the widget around this page, which asks Python. */
 function fromHost(path: string): Promise<ArrayBuffer | null> {
-  if (isDeaf) return Promise.resolve(null);
-  asked += 1;
-  const id = asked;
+  if (isWidgetGone) return Promise.resolve(null);
+  requests += 1;
+  const id = requests;
   return new Promise((resolve, reject) => {
     const stop = (): void => {
-      removeEventListener("message", heard);
+      removeEventListener("message", received);
       clearTimeout(timer);
     };
-    const heard = (event: MessageEvent): void => {
+    const received = (event: MessageEvent): void => {
       if (event.source !== parent || event.data?.layerscope !== id) return;
       stop();
       if (typeof event.data.problem === "string") reject(new Error(event.data.problem));
       else resolve(event.data.message as ArrayBuffer);
     };
     const timer = setTimeout(() => {
-      isDeaf = true;
+      isWidgetGone = true;
       stop();
       resolve(null);
-    }, ASKING_MS);
-    addEventListener("message", heard);
+    }, TIMEOUT_MS);
+    addEventListener("message", received);
     parent.postMessage({ layerscope: id, path }, "*");
   });
 }

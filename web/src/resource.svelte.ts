@@ -1,4 +1,4 @@
-/** One thing the page shows, asked for again whenever it may have changed. */
+/** An answer of the server, requested again whenever it may have changed. */
 
 import { untrack } from "svelte";
 import { HOLDS, inFile, isFile } from "./offline";
@@ -8,13 +8,13 @@ import type { Problem } from "./wire.gen";
 const STALE_AFTER_MS = 250;
 /** A live run changes several times a second: leave the server at least twice the time that an answer took. */
 const REST = 2;
-/** When nobody answered, ask again after this time: the live channel may not have noticed. */
+/** Time until the page repeats a request without answer: the live channel may not have noticed. */
 const RETRY_MS = 3000;
 
 export class Resource<T> {
   /** The last answer; kept on screen while the next one is on its way. */
   value = $state.raw<T | null>(null);
-  /** Why there is no answer, in the server's words. */
+  /** The server's reason why there is no answer. */
   problem = $state<string | null>(null);
   busy = $state(false);
 
@@ -26,15 +26,15 @@ export class Resource<T> {
   #again = false;
   #restUntil = 0;
 
-  /** News of the same thing are asked for at most once per `gapMs`. */
+  /** The same answer is requested at most once per `gapMs`. */
   constructor(readonly gapMs = 0) {}
 
-  /** Ask for `path`, or forget everything when it is null. Another `identity` means another thing altogether. */
+  /** Request `path`, or forget the answer when it is null. Another `identity` means an answer about something else. */
   load(path: string | null, identity: string): void {
     untrack(() => {
       if (identity !== this.#identity) this.#replaced(identity);
       if (path !== null && path === this.#path && this.busy) {
-        // Never abort for news of the same thing: a training faster than the answers would starve the picture.
+        // Never abort to repeat a request: a training faster than the answers would leave the screen empty.
         this.#again = true;
         return;
       }
@@ -55,7 +55,7 @@ export class Resource<T> {
     });
   }
 
-  /** Ask for nothing more, and forget what is known of anything else than `identity`. */
+  /** Request nothing more, and forget an answer that does not belong to `identity`. */
   pause(identity: string): void {
     if (identity !== this.#identity) this.load(null, identity);
   }
@@ -84,7 +84,7 @@ export class Resource<T> {
     } catch (error) {
       if (abort.signal.aborted) return;
       this.problem = error instanceof Error ? error.message : String(error);
-      // What belongs to another thing must not stand under the name of this one.
+      // An answer about something else must not stay on screen.
       if (error instanceof Refused || this.#stale) this.value = null;
       if (!(error instanceof Refused))
         setTimeout(() => this.#path === path && !this.busy && void this.#fetch(path), RETRY_MS);
@@ -99,7 +99,7 @@ export class Resource<T> {
   }
 }
 
-/** An answer of the server that says why it gives no view. */
+/** The server refused the request and said why. */
 export class Refused extends Error {}
 
 export async function ask<T>(path: string, signal: AbortSignal): Promise<T> {
@@ -109,7 +109,7 @@ export async function ask<T>(path: string, signal: AbortSignal): Promise<T> {
     });
     if (message !== null) return decode<T>(message);
     throw new Refused(
-      `This is not in the file, which holds ${HOLDS}. Open the run itself with \`layerscope ui\`, or write the file again with a larger \`--size\`.`,
+      `Not in this file, which holds ${HOLDS}. Open the run with \`layerscope ui\`, or write the file again with a larger \`--size\`.`,
     );
   }
   let response: Response;
@@ -118,7 +118,7 @@ export async function ask<T>(path: string, signal: AbortSignal): Promise<T> {
   } catch (error) {
     if (signal.aborted) throw error;
     throw new Error(
-      "The server does not answer. Start it again with `layerscope ui`; this page will reconnect.",
+      "The server does not respond. Start it again with `layerscope ui`; this page reconnects by itself.",
     );
   }
   if (!response.ok) throw new Refused(await problemOf(response));

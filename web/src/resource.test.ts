@@ -53,14 +53,14 @@ test("what is shown of another thing leaves when its successor is late", async (
   expect(resource.value).toBe("two");
 });
 
-test("nothing of another thing stays under a name that nobody answers for, and it is asked for again", async () => {
+test("a value does not stay under the name of another one when the server does not respond, and the request is repeated", async () => {
   const resource = new Resource<string>();
   resource.load("one", "one");
   await answer("one");
   resource.load("two", "two");
   await answer(null);
   expect(resource.value).toBeNull();
-  expect(resource.problem).toContain("does not answer");
+  expect(resource.problem).toContain("does not respond");
   await vi.advanceTimersByTimeAsync(4000);
   await answer("two");
   expect(resource.value).toBe("two");

@@ -1,4 +1,4 @@
-/** Named tensors: what is asked of the server, and what is chosen. */
+/** Named tensors: the selection, and the requests for it. */
 
 import type { Span } from "../charts/scale";
 import type { PageState } from "../pagestate.svelte";
@@ -14,7 +14,7 @@ type Chosen = Pick<
 
 export class Tensors {
   readonly answer = new Resource<TensorsView>();
-  /** Where on the axes that an image does not show. */
+  /** The index on the axes that an image does not show. */
   at = $state.raw<readonly number[]>([]);
   /** Steps of the metrics, while they are shown. */
   span = $state.raw<Span | null>(null);
@@ -41,9 +41,9 @@ export class Tensors {
 
   readonly panels = $derived(this.answer.value?.panels ?? []);
   readonly panel = $derived<TensorPanel | null>(this.panels[0] ?? null);
-  readonly measure = $derived(this.answer.value?.stat ?? "mean");
+  readonly stat = $derived(this.answer.value?.stat ?? "mean");
 
-  /** Choose; the step is the one of the cross-hair. */
+  /** Change the selection; the step is that of the cross-hair. */
   choose(changes: Partial<Chosen> & { step?: number | null }): void {
     if ("node" in changes || "iteration" in changes) this.at = [];
     this.page.select(changes);
@@ -80,7 +80,7 @@ export class Tensors {
   }
 }
 
-/** What a loss is called. */
+/** The gradient of a loss in words. */
 export function lossText(loss: string): string {
   return loss === "" ? "gradient" : `gradient of ${loss}`;
 }
