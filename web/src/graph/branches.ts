@@ -3,12 +3,12 @@
 import type { NestedGraph } from "../wire.gen";
 import { type Flow, NOTHING, type Ordering } from "./order";
 
-/** What meets others in a merge: the output of a part, or the input of a call, which is the output of a part as well. */
+/** What meets others in a merge: the output of a node, or the input of a call, which is the output of a node as well. */
 export interface Branch {
   readonly inputOf: number | null;
   /** Which input of the call, where that is known. */
   readonly port: string | null;
-  readonly part: number | null;
+  readonly node: number | null;
 }
 
 export class Branches {
@@ -33,21 +33,21 @@ export class Branches {
               {
                 inputOf: flow.source === NOTHING ? this.#call(group) : null,
                 port: flow.source === NOTHING ? this.#port(group, flow.tensor) : null,
-                part: this.#origin(group, flow),
+                node: this.#origin(group, flow),
               },
             ];
-      for (const branch of branches) found.set(`${branch.inputOf} ${branch.port} ${branch.part}`, branch);
+      for (const branch of branches) found.set(`${branch.inputOf} ${branch.port} ${branch.node}`, branch);
     }
     return [...found.values()];
   }
 
-  /** The call that a group is, or that it is a part of. */
+  /** The call that a group is, or that it is inside of. */
   #call(group: number): number {
     const isCall = this.graph.sites[group] !== "" || this.#parent(group) === NOTHING;
     return isCall ? group : this.#call(this.#parent(group));
   }
 
-  /** The name of an input of the call that a group is, or is a part of. */
+  /** The name of an input of the call that a group is, or is inside of. */
   #port(group: number, tensor: number): string | null {
     const own = this.orders.get(group)?.inputs.find((port) => port.tensor === tensor);
     if (own !== undefined || this.#call(group) === group) return own?.name ?? null;
@@ -58,7 +58,7 @@ export class Branches {
     return flow?.source === NOTHING ? this.#port(this.#parent(group), flow.tensor) : null;
   }
 
-  /** The part that gave the tensor of a flow; null where several did, or nobody knows. */
+  /** The node that gave the tensor of a flow; null where several did, or nobody knows. */
   #origin(group: number, flow: Flow): number | null {
     if (flow.source === NOTHING) {
       const outer = this.orders.get(this.#parent(group));
@@ -74,7 +74,7 @@ export class Branches {
     return inner === undefined ? null : this.#origin(flow.source, inner);
   }
 
-  #parent(part: number): number {
-    return this.graph.parents[part] ?? NOTHING;
+  #parent(node: number): number {
+    return this.graph.parents[node] ?? NOTHING;
   }
 }

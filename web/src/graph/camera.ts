@@ -13,7 +13,7 @@ export interface Camera {
 const [FARTHEST, NEAREST] = [0.02, 3];
 const ROOM = 16;
 
-/** The part of the scene that is in sight. */
+/** The visible section of the scene. */
 export function seen(camera: Camera, width: number, height: number): Rect {
   return { x: camera.x, y: camera.y, width: width / camera.scale, height: height / camera.scale };
 }

@@ -1,4 +1,4 @@
-/** Which number colors each part of the module graph, and how. */
+/** Which number colors each node of the module graph, and how. */
 
 import { palette } from "../charts/colors";
 import { shadingOf } from "../charts/heatmap";
@@ -63,7 +63,7 @@ export class Coloring {
     return this.#answer.problem;
   }
 
-  /** Of all steps: a part that changes with the steps changes its color. */
+  /** Of all steps: a node that changes with the steps changes its color. */
   readonly shading = $derived.by(() => {
     const scale = this.numbers?.scale;
     return scale === undefined ? null : shadingOf(scale, !this.#page.selection.heatLinear, false);
@@ -77,7 +77,7 @@ export class Coloring {
 
   readonly numberOf = $derived.by(() => {
     const { numbers } = this;
-    return new Map(Array.from(numbers?.parts ?? [], (part, at) => [part, numbers?.values[at] ?? Number.NaN]));
+    return new Map(Array.from(numbers?.parts ?? [], (node, at) => [node, numbers?.values[at] ?? Number.NaN]));
   });
 
   #load(): void {

@@ -11,19 +11,19 @@ interface Joints {
   readonly spots: ReadonlyMap<Line, readonly [start: string, end: string]>;
   /** Lines that come into their group from nowhere: from what no module made. */
   readonly unsourced: ReadonlySet<Line>;
-  /** Those of parts that were asked for. */
+  /** Those of nodes that were asked for. */
   readonly flows: Map<number, ReadonlySet<Line>>;
 }
 
 const KNOWN = new WeakMap<readonly Drawn[], Joints>();
 
-/** The lines from and to a part, with all pieces that continue them; asked for at every frame. */
-export function flowsAt(drawn: readonly Drawn[], part: number): ReadonlySet<Line> {
+/** The lines from and to a node, with all pieces that continue them; asked for at every frame. */
+export function flowsAt(drawn: readonly Drawn[], node: number): ReadonlySet<Line> {
   const joints = jointsOf(drawn);
-  const known = joints.flows.get(part);
+  const known = joints.flows.get(node);
   if (known !== undefined) return known;
   const found = new Set<Line>();
-  joints.flows.set(part, found);
+  joints.flows.set(node, found);
   const follow = (line: Line, ahead: boolean): void => {
     found.add(line);
     const [start = "", end = ""] = joints.spots.get(line) ?? [];
@@ -32,8 +32,8 @@ export function flowsAt(drawn: readonly Drawn[], part: number): ReadonlySet<Line
   };
   for (const { lines } of drawn)
     for (const line of lines) {
-      if (line.source === part) follow(line, true);
-      if (line.target === part) follow(line, false);
+      if (line.source === node) follow(line, true);
+      if (line.target === node) follow(line, false);
     }
   return found;
 }

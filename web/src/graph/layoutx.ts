@@ -16,7 +16,7 @@ export interface Extent {
   readonly exits: ReadonlyMap<number, number>;
 }
 
-/** Of a part that shows nothing of what is in it. */
+/** Of a node that shows nothing of what is in it. */
 export const NO_PORTS: ReadonlyMap<number, number> = new Map();
 
 export type Extents = (child: number) => Extent;

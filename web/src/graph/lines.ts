@@ -74,7 +74,7 @@ function into(placed: Placement, flow: number, child: number): Point[] {
   ];
 }
 
-/** The part of a way in the layer of a spot, upwards. */
+/** The segment of a way in the layer of a spot, upwards. */
 function passing(placed: Placement, flow: number, spot: number): Point[] {
   const { child, layer } = placed.ordering.spots[spot] ?? { child: NOTHING, layer: 0 };
   const [top, bottom] = placed.bands[layer] ?? [0, 0];

@@ -9,10 +9,10 @@ export function mergeKey(scene: Scene, merge: number): string {
 
 export function mergeNamed(scene: Scene, key: string): number | null {
   const [, number = "", group = ""] = /^(\d+) (.*)$/s.exec(key) ?? [];
-  const part = scene.named(group);
-  return part === null ? null : (mergesIn(scene, part)[Number(number)] ?? null);
+  const node = scene.named(group);
+  return node === null ? null : (mergesIn(scene, node)[Number(number)] ?? null);
 }
 
 function mergesIn(scene: Scene, group: number): number[] {
-  return (scene.children[group] ?? []).filter((part) => scene.graph.roles[part] === "merge");
+  return (scene.children[group] ?? []).filter((node) => scene.graph.roles[node] === "merge");
 }

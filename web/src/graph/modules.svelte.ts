@@ -22,7 +22,7 @@ export class ModuleGraph {
   scene = $state.raw<Scene | null>(null);
   /** Counts the arrangements of the scene. */
   version = $state(0);
-  /** The folded part that was selected, instead of the first site in it. */
+  /** The folded node that was selected, instead of the first site in it. */
   #grouped: number | null = null;
   #uncovered: string | null = null;
   readonly #page: PageState;
@@ -48,22 +48,22 @@ export class ModuleGraph {
   readonly merge = $derived.by(() => {
     void this.version;
     const [{ merge }, scene] = [this.#page.selection, this.scene];
-    const part = merge === null || scene === null ? null : mergeNamed(scene, merge);
-    return part === null || scene?.sourcesOf(part).length === 0 ? null : part;
+    const node = merge === null || scene === null ? null : mergeNamed(scene, merge);
+    return node === null || scene?.sourcesOf(node).length === 0 ? null : node;
   });
 
   readonly pins = $derived.by(() => keysIn(this.#page.selection.pins));
 
   readonly selected = $derived.by(() => {
     const { site } = this.#page.selection;
-    return this.merge ?? (site === null ? null : this.partOf(site));
+    return this.merge ?? (site === null ? null : this.nodeOf(site));
   });
 
   /** The site whose panel is shown: of a parameter, its module. */
   readonly site = $derived.by(() => {
     const { site } = this.#page.selection;
-    const part = site === null ? null : this.partOf(site);
-    return part === null ? site : (this.scene?.graph.sites[part] ?? site);
+    const node = site === null ? null : this.nodeOf(site);
+    return node === null ? site : (this.scene?.graph.sites[node] ?? site);
   });
 
   /** From the whole to what was entered. */
@@ -76,42 +76,42 @@ export class ModuleGraph {
     void this.version;
     const found = new Map<number, string>();
     this.pins.forEach((site, at) => {
-      const part = this.scene?.named(site) ?? null;
-      const seen = part === null ? null : (this.scene?.shownFor(part) ?? null);
+      const node = this.scene?.named(site) ?? null;
+      const seen = node === null ? null : (this.scene?.shownFor(node) ?? null);
       if (seen !== null) found.set(seen, this.pinColor(at));
     });
     return found;
   });
 
-  /** What was found, by part. Notes are no alarm. */
+  /** What was found, by node. Notes are no alarm. */
   readonly #alarms = $derived.by(() => {
     const found = new Map<number, string[]>();
     for (const { site, severity, title } of this.findings.value?.findings ?? []) {
       // One without a site is about the training as a whole.
-      const part = severity === "note" || site === "" ? null : this.partOf(site);
-      if (part !== null) found.set(part, [...(found.get(part) ?? []), title]);
+      const node = severity === "note" || site === "" ? null : this.nodeOf(site);
+      if (node !== null) found.set(node, [...(found.get(node) ?? []), title]);
     }
     return found;
   });
 
   readonly alarmed = $derived.by<ReadonlySet<number>>(() => {
     void this.version;
-    return new Set([...this.#alarms.keys()].flatMap((part) => this.scene?.shownFor(part) ?? []));
+    return new Set([...this.#alarms.keys()].flatMap((node) => this.scene?.shownFor(node) ?? []));
   });
 
-  /** Colors of a part: several for one that stands for others. Asked for at every frame, so they are known. */
+  /** Colors of a node: several for one that stands for others. Asked for at every frame, so they are known. */
   readonly fills = $derived.by(() => {
     const [scene, fillOf, missing] = [this.scene, this.coloring.fillOf, this.coloring.missing];
     const known = new Map<number, readonly string[]>();
-    return (part: number): readonly string[] => {
+    return (node: number): readonly string[] => {
       if (fillOf === null || scene === null) return [];
-      let fills = known.get(part);
+      let fills = known.get(node);
       if (fills === undefined) {
         fills = scene
-          .members(part)
+          .members(node)
           .slice(0, MOST_STRIPES)
           .map((each) => fillOf.get(each) ?? missing);
-        known.set(part, fills);
+        known.set(node, fills);
       }
       return fills;
     };
@@ -121,50 +121,50 @@ export class ModuleGraph {
     return PIN_COLORS[pin % PIN_COLORS.length] ?? "#888888";
   }
 
-  /** The part of a site; a parameter belongs to its module. */
-  partOf(site: string): number | null {
+  /** The node of a site; a parameter belongs to its module. */
+  nodeOf(site: string): number | null {
     const module = site.includes(".") ? site.slice(0, site.lastIndexOf(".")) : "(model)";
     return this.scene?.named(site) ?? this.scene?.named(module) ?? null;
   }
 
   detailOf(site: string): string {
-    const part = this.partOf(site);
-    return part === null ? "" : (this.scene?.graph.details[part] ?? "");
+    const node = this.nodeOf(site);
+    return node === null ? "" : (this.scene?.graph.details[node] ?? "");
   }
 
-  toggle(part: number): void {
+  toggle(node: number): void {
     if (this.scene === null) return;
     const open = this.#open(this.scene);
-    if (!open.delete(part)) open.add(part);
+    if (!open.delete(node)) open.add(node);
     this.#page.select({ expanded: this.#keys(this.scene, open) });
   }
 
-  enter(part: number): void {
+  enter(node: number): void {
     const scene = this.scene;
     if (scene === null) return;
-    const expanded = this.#keys(scene, this.#open(scene).add(part));
-    this.#page.select({ entered: part === 0 ? null : (scene.keys[part] ?? null), expanded });
+    const expanded = this.#keys(scene, this.#open(scene).add(node));
+    this.#page.select({ entered: node === 0 ? null : (scene.keys[node] ?? null), expanded });
   }
 
   leave(): void {
     if (this.scene !== null && this.scene.entered !== 0) this.enter(this.scene.parent(this.scene.entered));
   }
 
-  select(part: number): void {
+  select(node: number): void {
     const scene = this.scene;
     if (scene === null) return;
-    if (scene.graph.roles[part] === "merge") {
-      this.#page.select({ merge: mergeKey(scene, part) });
+    if (scene.graph.roles[node] === "merge") {
+      this.#page.select({ merge: mergeKey(scene, node) });
       return;
     }
-    const ioNode = scene.ioNode(part);
+    const ioNode = scene.ioNode(node);
     if (ioNode !== null) {
       const kind = ioNode.isInput ? "input" : "output";
       this.#page.select({ site: scene.graph.sites[scene.entered] ?? "", kind, port: ioNode.port.name });
       return;
     }
-    const site = scene.siteOf(part);
-    this.#grouped = scene.graph.sites[part] === "" ? part : null;
+    const site = scene.siteOf(node);
+    this.#grouped = scene.graph.sites[node] === "" ? node : null;
     if (site !== "") this.#page.selectSite(site);
   }
 
@@ -190,20 +190,20 @@ export class ModuleGraph {
   }
 
   /** Rows of the tooltip. */
-  facts(part: number): (readonly [string, string])[] {
+  facts(node: number): (readonly [string, string])[] {
     const scene = this.scene;
     if (scene === null) return [];
-    const ioNode = scene.ioNode(part);
+    const ioNode = scene.ioNode(node);
     if (ioNode !== null)
       return [[ioNode.isInput ? "input" : "output", ioNode.port.name] as const, ["shape", ioNode.port.shape]];
-    const rows = factsIn(scene.graph.facts[part]);
-    const times = scene.graph.times[part] ?? 1;
-    if (scene.graph.sites[part] === "") rows.unshift(["parts", scene.graph.names[part] ?? ""]);
+    const rows = factsIn(scene.graph.facts[node]);
+    const times = scene.graph.times[node] ?? 1;
+    if (scene.graph.sites[node] === "") rows.unshift(["contains", scene.graph.names[node] ?? ""]);
     if (times > 1) rows.push(["repeats", `${times} times, built alike`]);
     const { numbers } = this.coloring;
-    const at = numbers?.parts.indexOf(part) ?? -1;
+    const at = numbers?.parts.indexOf(node) ?? -1;
     // An attached tensor has no output: it shows its own value, or the gradient of that.
-    const kind = numbers?.kind.replace("output", scene.graph.roles[part] === "tensor" ? "tensor" : "output");
+    const kind = numbers?.kind.replace("output", scene.graph.roles[node] === "tensor" ? "tensor" : "output");
     const context = numbers?.contexts[at] ?? numbers?.context ?? "";
     if (numbers !== null && at >= 0)
       rows.push([
@@ -211,7 +211,7 @@ export class ModuleGraph {
         `${held(numbers.values[at] ?? Number.NaN)} ${stepsText(numbers.steps[at] ?? 0)}`,
       ]);
     for (const [each, titles] of this.#alarms)
-      if (scene.shownFor(each) === part) for (const title of titles) rows.push(["finding", title]);
+      if (scene.shownFor(each) === node) for (const title of titles) rows.push(["finding", title]);
     return rows;
   }
 
@@ -231,7 +231,7 @@ export class ModuleGraph {
     });
   }
 
-  /** The list of sites selects in the graph too: what hides the part is opened, unless the address says what is open. */
+  /** The list of sites selects in the graph too: what hides the node is opened, unless the address says what is open. */
   #follow(): void {
     const { site, run } = this.#page.selection;
     const scene = this.scene;
@@ -248,9 +248,9 @@ export class ModuleGraph {
   }
 
   #uncover(scene: Scene, site: string): void {
-    const part = this.partOf(site);
-    if (part === null) return;
-    const chain = scene.chain(part);
+    const node = this.nodeOf(site);
+    if (node === null) return;
+    const chain = scene.chain(node);
     if (this.#grouped !== null && chain.includes(this.#grouped)) return;
     const open = this.#open(scene);
     const closed = chain.slice(0, -1).filter((each) => !open.has(each));
@@ -267,7 +267,7 @@ export class ModuleGraph {
   }
 
   #keys(scene: Scene, open: ReadonlySet<number>): string {
-    return keysText([...open].flatMap((part) => scene.keys[part] || []));
+    return keysText([...open].flatMap((node) => scene.keys[node] || []));
   }
 
   #arrange(scene: Scene, entered: string | null, _expanded: string | null): void {

@@ -1,4 +1,4 @@
-/** Numbers of parts → colors. */
+/** Numbers of nodes → colors. */
 
 import { css, type Palette } from "../charts/colors";
 import { painter, type Shading } from "../charts/heatmap";
@@ -6,14 +6,14 @@ import { columnAt, lastUntil } from "../charts/scale";
 import { valueColumn } from "../rows";
 import type { HeatMapView, PartNumbers } from "../wire.gen";
 
-/** Of parts of which nothing was recorded. */
+/** Of nodes of which nothing was recorded. */
 export const MISSING = { dark: "rgb(50 58 68)", light: "rgb(176 184 194)" } as const;
 
-/** The color of each part that has a number. */
+/** The color of each node that has a number. */
 export function colored(numbers: PartNumbers, shading: Shading | null, colors: Palette): Map<number, string> {
   const paint = painter(shading, colors);
   return new Map(
-    Array.from(numbers.parts, (part, at) => [part, css(paint(numbers.values[at] ?? Number.NaN))]),
+    Array.from(numbers.parts, (node, at) => [node, css(paint(numbers.values[at] ?? Number.NaN))]),
   );
 }
 
@@ -29,13 +29,13 @@ export function numbersAt(
       if (row >= 0) rows.set(`${context}\n${heat.sites[at]}\n${heat.ports[at]}`, [heat, row]);
     });
   const [values, steps] = [numbers.values.slice(), numbers.steps.slice()];
-  numbers.sites.forEach((site, part) => {
-    const context = numbers.contexts[part] ?? numbers.context;
-    const [heat, row] = rows.get(`${context}\n${site}\n${numbers.ports[part]}`) ?? [];
+  numbers.sites.forEach((site, node) => {
+    const context = numbers.contexts[node] ?? numbers.context;
+    const [heat, row] = rows.get(`${context}\n${site}\n${numbers.ports[node]}`) ?? [];
     if (heat === undefined || row === undefined || heat.last_steps.length === 0) return;
     const column = valueColumn(heat, row, columnAt(heat, step));
-    values[part] = heat.cells[row * heat.last_steps.length + column] ?? Number.NaN;
-    steps[part] = heat.last_steps[column] ?? 0;
+    values[node] = heat.cells[row * heat.last_steps.length + column] ?? Number.NaN;
+    steps[node] = heat.last_steps[column] ?? 0;
   });
   const known = Float64Array.from(new Set(steps)).sort();
   const last = known[Math.max(lastUntil(known, step), 0)];

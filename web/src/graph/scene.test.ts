@@ -27,8 +27,8 @@ describe("a scene", () => {
   it("has every box within the open box around it", () => {
     const scene = opened("(model)", "repeat:blocks.0", "blocks.1", "blocks.2");
     for (const box of scene.boxes) {
-      const around = scene.box(scene.parent(box.part));
-      if (around !== null) expect(holds(around, box), scene.keys[box.part]).toBe(true);
+      const around = scene.box(scene.parent(box.node));
+      if (around !== null) expect(holds(around, box), scene.keys[box.node]).toBe(true);
     }
     expect(scene.box(at(scene, "blocks.1.norm"))).not.toBeNull();
     expect(scene.box(at(scene, "blocks.0.norm"))).toBeNull();
@@ -58,7 +58,7 @@ describe("a scene", () => {
       }
   });
 
-  it("knows all pieces of the flows of a part, also outside of the open group around it", () => {
+  it("knows all pieces of the flows of a node, also outside of the open group around it", () => {
     const scene = opened("(model)", "repeat:blocks.0", "blocks.1");
     const flows = [...flowsAt(scene.drawn, at(scene, "blocks.1.norm"))];
     expect(flows.some(({ target }) => target === at(scene, "blocks.1.norm"))).toBe(true);
@@ -93,17 +93,17 @@ describe("a scene", () => {
     const scene = opened("(model)");
     const [embed, repeat] = [at(scene, "embed"), at(scene, "repeat:blocks.0")];
     const box = scene.box(embed);
-    expect(hitAt(scene, (box?.x ?? 0) + 20, (box?.y ?? 0) + 20)).toEqual({ part: embed, onChevron: false });
+    expect(hitAt(scene, (box?.x ?? 0) + 20, (box?.y ?? 0) + 20)).toEqual({ node: embed, onChevron: false });
     expect(nextTo(scene, embed, "ArrowDown")).toBe(repeat);
     expect(nextTo(scene, repeat, "ArrowUp")).toBe(embed);
   });
 
   it("knows the branches of a merge: the input of the call, and who gave it", () => {
     const scene = opened("(model)", "repeat:blocks.0", "blocks.0");
-    const merge = scene.boxes.find(({ part }) => GRAPH.roles[part] === "merge")?.part ?? -1;
+    const merge = scene.boxes.find(({ node }) => GRAPH.roles[node] === "merge")?.node ?? -1;
     expect(scene.sourcesOf(merge)).toEqual([
-      { inputOf: at(scene, "blocks.0"), port: "input.0", part: at(scene, "embed") },
-      { inputOf: null, port: null, part: at(scene, "blocks.0.mlp") },
+      { inputOf: at(scene, "blocks.0"), port: "input.0", node: at(scene, "embed") },
+      { inputOf: null, port: null, node: at(scene, "blocks.0.mlp") },
     ]);
   });
 });

@@ -1,4 +1,4 @@
-/** Which groups are open, and where everything then is. Knows nothing of runs or traces: parts, groups, flows. */
+/** Which groups are open, and where everything then is. Knows nothing of runs or traces: nodes, groups, flows. */
 
 import type { GroupOrder, NestedGraph } from "../wire.gen";
 import { type Branch, Branches } from "./branches";
@@ -11,9 +11,9 @@ import type { Rect } from "./rect";
 
 const FRAME = { padding: 14, titleHeight: 22 };
 
-/** A part that can be seen; an open one is the box around its children. */
+/** A node that can be seen; an open one is the box around its children. */
 export interface Box extends Rect {
-  readonly part: number;
+  readonly node: number;
   readonly open: boolean;
   readonly depth: number;
   /** Of an open box: where its title begins, from its left, and the room it has. */
@@ -22,7 +22,7 @@ export interface Box extends Rect {
 
 export class Scene {
   readonly children: readonly number[][];
-  /** Names of the parts that stay the same when the graph grows. */
+  /** Names of the nodes that stay the same when the graph grows. */
   readonly keys: string[];
   entered = 0;
   boxes: readonly Box[] = [];
@@ -36,7 +36,7 @@ export class Scene {
   #boxOf = new Map<number, Box>();
   #byKey = new Map<string, number>();
 
-  /** `groups` are the parts that have something inside, where not all of that is known yet. */
+  /** `groups` are the nodes that have something inside, where not all of that is known yet. */
   constructor(
     readonly graph: NestedGraph,
     readonly groups: ReadonlySet<number> = new Set(),
@@ -47,14 +47,14 @@ export class Scene {
     this.add(graph.groups);
   }
 
-  /** Take in what the graph now says of some parts. */
-  know(parts: Iterable<number>): void {
-    const known = [...parts].filter((part) => part === 0 || this.parent(part) !== NOTHING);
-    for (const part of known) this.children[this.parent(part)]?.push(part);
-    for (const part of known) {
-      const key = this.#key(part);
-      this.keys[part] = key;
-      if (key !== "") this.#byKey.set(key, part);
+  /** Take in what the graph now says of some nodes. */
+  know(nodes: Iterable<number>): void {
+    const known = [...nodes].filter((node) => node === 0 || this.parent(node) !== NOTHING);
+    for (const node of known) this.children[this.parent(node)]?.push(node);
+    for (const node of known) {
+      const key = this.#key(node);
+      this.keys[node] = key;
+      if (key !== "") this.#byKey.set(key, node);
     }
   }
 
@@ -66,60 +66,60 @@ export class Scene {
     }
   }
 
-  /** The part with a site or other key. */
+  /** The node with a site or other key. */
   named(key: string): number | null {
     return this.#byKey.get(key) ?? null;
   }
 
-  isGroup(part: number): boolean {
-    return (this.children[part]?.length ?? 0) > 0 || this.groups.has(part);
+  isGroup(node: number): boolean {
+    return (this.children[node]?.length ?? 0) > 0 || this.groups.has(node);
   }
 
-  isOpen(part: number): boolean {
-    return this.#open.has(part);
+  isOpen(node: number): boolean {
+    return this.#open.has(node);
   }
 
-  isIoNode(part: number): boolean {
-    return part >= this.graph.parents.length;
+  isIoNode(node: number): boolean {
+    return node >= this.graph.parents.length;
   }
 
-  ioNode(part: number): IoNode | null {
-    return this.ioNodes[part - this.graph.parents.length] ?? null;
+  ioNode(node: number): IoNode | null {
+    return this.ioNodes[node - this.graph.parents.length] ?? null;
   }
 
-  parent(part: number): number {
-    return this.graph.parents[part] ?? NOTHING;
+  parent(node: number): number {
+    return this.graph.parents[node] ?? NOTHING;
   }
 
-  /** From the whole down to a part. */
-  chain(part: number): number[] {
+  /** From the whole down to a node. */
+  chain(node: number): number[] {
     const found: number[] = [];
-    for (let at = part; at !== NOTHING; at = this.parent(at)) found.unshift(at);
+    for (let at = node; at !== NOTHING; at = this.parent(at)) found.unshift(at);
     return found;
   }
 
-  box(part: number): Box | null {
-    return this.#boxOf.get(part) ?? null;
+  box(node: number): Box | null {
+    return this.#boxOf.get(node) ?? null;
   }
 
-  /** The visible part that shows a part: itself, or the closed group around it. */
-  shownFor(part: number): number | null {
-    for (let at = part; at !== NOTHING; at = this.parent(at)) if (this.#boxOf.has(at)) return at;
+  /** The visible node that shows a node: itself, or the closed group around it. */
+  shownFor(node: number): number | null {
+    for (let at = node; at !== NOTHING; at = this.parent(at)) if (this.#boxOf.has(at)) return at;
     return null;
   }
 
-  /** Calls, tensors and modules inside a part that is nothing by itself. */
-  members(part: number): readonly number[] {
-    const role = this.graph.roles[part];
-    if (role !== "repeat" && role !== "section") return [part];
-    return (this.children[part] ?? []).flatMap((child) =>
+  /** Calls, tensors and modules inside a node that is nothing by itself. */
+  members(node: number): readonly number[] {
+    const role = this.graph.roles[node];
+    if (role !== "repeat" && role !== "section") return [node];
+    return (this.children[node] ?? []).flatMap((child) =>
       this.graph.roles[child] === "merge" ? [] : this.members(child),
     );
   }
 
-  /** The site that a part stands for: of several the first. */
-  siteOf(part: number): string {
-    return this.graph.sites[this.members(part)[0] ?? part] ?? "";
+  /** The site that a node stands for: of several the first. */
+  siteOf(node: number): string {
+    return this.graph.sites[this.members(node)[0] ?? node] ?? "";
   }
 
   /** Where the flows into a merge come from: calls, or the input of the call around it and the call that gave it. */
@@ -127,28 +127,28 @@ export class Scene {
     return new Branches(this.graph, this.#orders).into(merge);
   }
 
-  /** Show what is open inside the part that was entered. Gives the groups whose order is not known yet. */
+  /** Show what is open inside the node that was entered. Gives the groups whose order is not known yet. */
   arrange(entered: number, open: ReadonlySet<number>): number[] {
     if (entered !== this.entered) this.#placed.clear();
-    for (const part of new Set([...this.#open, ...open])) {
-      if (this.#open.has(part) !== open.has(part)) this.#forget(part);
+    for (const node of new Set([...this.#open, ...open])) {
+      if (this.#open.has(node) !== open.has(node)) this.#forget(node);
     }
     this.entered = entered;
     this.#open = new Set([...open, entered]);
     this.#place();
-    return [...this.#open].filter((part) => this.isGroup(part) && !this.#orders.has(part));
+    return [...this.#open].filter((node) => this.isGroup(node) && !this.#orders.has(node));
   }
 
   /** A group of another size moves everything around it. */
-  #forget(part: number): void {
-    for (let at = part; at !== NOTHING; at = this.parent(at)) this.#placed.delete(at);
+  #forget(node: number): void {
+    for (let at = node; at !== NOTHING; at = this.parent(at)) this.#placed.delete(at);
   }
 
-  #key(part: number): string {
-    const role = this.graph.roles[part];
-    const site = this.graph.sites[part] ?? "";
+  #key(node: number): string {
+    const role = this.graph.roles[node];
+    const site = this.graph.sites[node] ?? "";
     if (site !== "" || role === "merge") return site;
-    const first = this.children[part]?.find((child) => this.graph.roles[child] !== "merge");
+    const first = this.children[node]?.find((child) => this.graph.roles[child] !== "merge");
     return first === undefined ? "" : `${role}:${this.#key(first)}`;
   }
 
@@ -172,7 +172,7 @@ export class Scene {
         const { width, height } = group.extents(child);
         const inner = this.#isShownOpen(child) ? this.#placed.get(child) : undefined;
         const box: Box = {
-          part: child,
+          node: child,
           x: x + left,
           y: y + top,
           width,
@@ -192,21 +192,21 @@ export class Scene {
     this.size = { x: 0, y: 0, width: placed.width, height: placed.height };
   }
 
-  #isShownOpen(part: number): boolean {
-    return this.#open.has(part) && this.#orders.has(part);
+  #isShownOpen(node: number): boolean {
+    return this.#open.has(node) && this.#orders.has(node);
   }
 
-  #group(part: number): Placement | null {
-    const ordering = this.#orders.get(part);
+  #group(node: number): Placement | null {
+    const ordering = this.#orders.get(node);
     if (ordering === undefined) return null;
-    const known = this.#placed.get(part);
+    const known = this.#placed.get(node);
     if (known !== undefined) return known;
     const extents = new Map<number, Extent>();
     for (const { child } of ordering.spots)
       if (child !== NOTHING) extents.set(child, this.#extent(child, ordering));
-    const frame: Frame = { ...FRAME, titleWidth: this.graph.title_widths[part] ?? 0 };
+    const frame: Frame = { ...FRAME, titleWidth: this.graph.title_widths[node] ?? 0 };
     const placed = place(ordering, (child) => extents.get(child) ?? NONE, frame);
-    this.#placed.set(part, placed);
+    this.#placed.set(node, placed);
     return placed;
   }
 

@@ -3,7 +3,7 @@
 import { type Camera, centring, fitted, panned, zoomed } from "./camera";
 import type { Scene } from "./scene";
 
-/** Scales at first: the whole, if it can be read; else a part, all of its width if that can be read. */
+/** Scales at first: the whole, if it can be read; else a section of it, all of its width if that can be read. */
 const [LEAST, WHOLE, PART] = [0.66, 0.66, 0.85];
 
 export class Viewpoint {
@@ -12,8 +12,8 @@ export class Viewpoint {
   camera = $state.raw<Camera>({ x: 0, y: 0, scale: 1 });
   /** Whether somebody moved the camera: until then it follows the size of the window. */
   #touched = false;
-  /** The part that is to stay where it is on the screen when the scene is arranged anew. */
-  #held: { part: number; x: number; y: number } | null = null;
+  /** The node that is to stay where it is on the screen when the scene is arranged anew. */
+  #held: { node: number; x: number; y: number } | null = null;
   #fittedFor: Scene | null = null;
   #fittedTo = -1;
 
@@ -30,7 +30,7 @@ export class Viewpoint {
       if (selected !== null) this.reveal(scene, selected);
       return;
     }
-    const box = held === null ? null : scene.box(held.part);
+    const box = held === null ? null : scene.box(held.node);
     const { scale } = this.camera;
     if (held !== null && box !== null)
       this.camera = { scale, x: box.x + box.width / 2 - held.x / scale, y: box.y - held.y / scale };
@@ -43,16 +43,16 @@ export class Viewpoint {
     this.camera = whole.scale >= WHOLE ? whole : fitted(size, this.width, this.height, wide);
   }
 
-  /** Keep a part where it is on the screen, whatever becomes of the scene around it. */
-  hold(scene: Scene, part: number): void {
+  /** Keep a node where it is on the screen, whatever becomes of the scene around it. */
+  hold(scene: Scene, node: number): void {
     this.#touched = true;
-    const box = scene.box(part);
+    const box = scene.box(node);
     const { x, y, scale } = this.camera;
-    if (box !== null) this.#held = { part, x: (box.x + box.width / 2 - x) * scale, y: (box.y - y) * scale };
+    if (box !== null) this.#held = { node, x: (box.x + box.width / 2 - x) * scale, y: (box.y - y) * scale };
   }
 
-  reveal(scene: Scene, part: number): void {
-    const box = scene.box(part);
+  reveal(scene: Scene, node: number): void {
+    const box = scene.box(node);
     if (box === null) return;
     this.camera = centring(this.camera, box.open ? { ...box, height: 24 } : box, this.width, this.height);
   }
@@ -89,7 +89,7 @@ export class Viewpoint {
   }
 }
 
-/** Whether the parts have the same names, as in another run of the same model: then they keep their places. */
+/** Whether the nodes have the same names, as in another run of the same model: then they keep their places. */
 function isAlike(before: Scene | null, after: Scene): boolean {
   return (
     before === after ||

@@ -1,18 +1,18 @@
-/** From part to part, and what lies under the pointer. */
+/** From node to node, and what lies under the pointer. */
 
 import { CHEVRON } from "./drawing/pen";
 import type { Box, Scene } from "./scene";
 
 const MOST_ROWS = 240;
 
-/** A visible part in the tree of them. */
+/** A visible node in the tree of them. */
 export interface Row {
-  readonly part: number;
+  readonly node: number;
   readonly level: number;
 }
 
 export interface Hit {
-  readonly part: number;
+  readonly node: number;
   /** Whether the sign that opens or closes it was hit. */
   readonly onChevron: boolean;
 }
@@ -25,18 +25,18 @@ export function hitAt(scene: Scene, x: number, y: number): Hit | null {
     if (found === null || box.depth >= found.depth) found = box;
   }
   if (found === null) return null;
-  return { part: found.part, onChevron: onChevron(scene, found, x, y) };
+  return { node: found.node, onChevron: onChevron(scene, found, x, y) };
 }
 
 function onChevron(scene: Scene, box: Box, x: number, y: number): boolean {
-  if (!scene.isGroup(box.part) || box.part === scene.entered) return false;
+  if (!scene.isGroup(box.node) || box.node === scene.entered) return false;
   const left = box.open ? box.x + box.title[0] + 2 : box.x;
   return x >= left && x <= left + CHEVRON + 8 && y <= box.y + 24;
 }
 
 type Direction = "ArrowUp" | "ArrowDown" | "ArrowLeft" | "ArrowRight";
 
-/** The part next to another one in a direction: near, and as straight ahead as possible. */
+/** The node next to another one in a direction: near, and as straight ahead as possible. */
 export function nextTo(scene: Scene, from: number, direction: Direction): number | null {
   const start = scene.box(from);
   if (start === null) return null;
@@ -45,19 +45,19 @@ export function nextTo(scene: Scene, from: number, direction: Direction): number
   ] as [number, number];
   const inside = new Set<number>();
   if (start.open)
-    for (const box of scene.boxes) if (scene.chain(box.part).includes(from)) inside.add(box.part);
-  let best: { part: number; cost: number } | null = null;
+    for (const box of scene.boxes) if (scene.chain(box.node).includes(from)) inside.add(box.node);
+  let best: { node: number; cost: number } | null = null;
   const [x, y] = [start.x + start.width / 2, start.open ? start.y + 11 : start.y + start.height / 2];
   for (const box of scene.boxes) {
-    if (box.part === from || box.part === scene.entered) continue;
+    if (box.node === from || box.node === scene.entered) continue;
     const [ox, oy] = [box.x + box.width / 2 - x, (box.open ? box.y + 11 : box.y + box.height / 2) - y];
     const ahead = ox * dx + oy * dy;
     if (ahead < 6) continue;
     const aside = Math.abs(dx !== 0 ? oy : ox);
     const cost = ahead + 2.5 * aside;
-    if (best === null || cost < best.cost) best = { part: box.part, cost };
+    if (best === null || cost < best.cost) best = { node: box.node, cost };
   }
-  return best?.part ?? null;
+  return best?.node ?? null;
 }
 
 /** The rows of a tree around the selected one: no more than a reader of the screen can take. */
@@ -65,7 +65,7 @@ export function rowsNear(scene: Scene, selected: number | null): Row[] {
   const all = rowsOf(scene);
   if (all.length <= MOST_ROWS) return all;
   const at = Math.max(
-    all.findIndex((row) => row.part === selected),
+    all.findIndex((row) => row.node === selected),
     0,
   );
   return all.slice(Math.max(0, at - MOST_ROWS / 2), at + MOST_ROWS / 2);
@@ -75,6 +75,6 @@ export function rowsNear(scene: Scene, selected: number | null): Row[] {
 function rowsOf(scene: Scene): Row[] {
   const rows: Row[] = [];
   const base = scene.box(scene.entered)?.depth ?? 0;
-  for (const box of scene.boxes) rows.push({ part: box.part, level: Math.max(box.depth - base, 0) + 1 });
+  for (const box of scene.boxes) rows.push({ node: box.node, level: Math.max(box.depth - base, 0) + 1 });
   return rows;
 }

@@ -1,4 +1,4 @@
-/** Colors of the parts of a trace: by role, or by a number. */
+/** Colors of the nodes of a trace: by role, or by a number. */
 
 import { css, RAMP_STEPS } from "../charts/colors";
 import type { Scene } from "../graph/scene";
@@ -28,7 +28,7 @@ const ROLES: Readonly<Record<Theme, Readonly<Record<string, string>>>> = {
   },
 };
 
-/** Numbers that can color the parts. */
+/** Numbers that can color the nodes. */
 export const NUMBERS = [
   { name: "elapsed_s", text: "time", unit: "s" },
   { name: "flops", text: "FLOPs", unit: "FLOPs" },
@@ -57,9 +57,9 @@ export interface Scale {
 
 const LOG_FROM = 100;
 
-/** The range of what is in sight: the whole always has more than its parts. */
+/** The range of what is in sight: the whole always has more than its nodes. */
 export function scaleOf(numbers: ReadonlyMap<number, number>, scene: Scene): Scale | null {
-  const seen = scene.boxes.flatMap((box) => (box.open ? [] : (numbers.get(box.part) ?? [])));
+  const seen = scene.boxes.flatMap((box) => (box.open ? [] : (numbers.get(box.node) ?? [])));
   if (seen.length === 0) return null;
   const [low, high] = [Math.min(...seen), Math.max(...seen)];
   const above = Math.min(...seen.filter((x) => x > 0));
@@ -69,7 +69,7 @@ export function scaleOf(numbers: ReadonlyMap<number, number>, scene: Scene): Sca
 }
 
 export function numbersOf(view: TraceNumbers | null): ReadonlyMap<number, number> {
-  return new Map([...(view?.parts ?? [])].map((part, at) => [part, view?.values[at] ?? 0]));
+  return new Map([...(view?.parts ?? [])].map((node, at) => [node, view?.values[at] ?? 0]));
 }
 
 export function shade(x: number, scale: Scale, ramp: Uint32Array): string {

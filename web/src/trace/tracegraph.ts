@@ -9,7 +9,7 @@ const SENT = ["parents", "roles", "names", "details", "widths", "title_widths", 
 
 export class TraceGraph {
   readonly scene: Scene;
-  /** The first operation of each part; of a module the one whose tensor it gives. */
+  /** The first operation of each node; of a module the one whose tensor it gives. */
   readonly operation = new Map<number, number>();
   readonly #columns;
 
@@ -43,7 +43,7 @@ export class TraceGraph {
 
   /** What came when groups were opened; to get it twice does no harm. */
   add({ operations, groups }: TraceGroups): void {
-    const unknown = operations.parts.filter((part) => !this.operation.has(part));
+    const unknown = operations.parts.filter((node) => !this.operation.has(node));
     this.#write(operations);
     this.scene.know(unknown);
     this.scene.add(groups);
@@ -52,12 +52,12 @@ export class TraceGraph {
   #write(sent: TraceParts): void {
     for (const name of SENT) {
       const column: (string | number)[] = this.#columns[name];
-      sent.parts.forEach((part, at) => {
-        column[part] = sent[name][at] ?? "";
+      sent.parts.forEach((node, at) => {
+        column[node] = sent[name][at] ?? "";
       });
     }
-    sent.parts.forEach((part, at) => {
-      this.operation.set(part, sent.operations[at] ?? 0);
+    sent.parts.forEach((node, at) => {
+      this.operation.set(node, sent.operations[at] ?? 0);
     });
   }
 }

@@ -86,7 +86,7 @@ export class Tracing {
       opened
         .split(".")
         .map(Number)
-        .filter((part) => this.scene?.isGroup(part)),
+        .filter((node) => this.scene?.isGroup(node)),
     );
   });
 
@@ -117,8 +117,8 @@ export class Tracing {
     return /^\d{1,9}(\.\d{1,9})*$/.test(at) ? at.split(".").map(Number) : [];
   });
 
-  /** The part of the graph that is marked. */
-  readonly part = $derived.by(() => this.block ?? this.chosen?.part ?? null);
+  /** The node of the graph that is marked. */
+  readonly node = $derived.by(() => this.block ?? this.chosen?.part ?? null);
 
   readonly #address = $derived.by(() =>
     this.page.selection.run === null ? null : `api/run/${encodeURIComponent(this.page.selection.run)}`,
@@ -155,27 +155,27 @@ export class Tracing {
     this.page.select({ op, module: null });
   }
 
-  /** A part of the graph was clicked: nothing opens. */
-  pick(part: number): void {
-    const first = this.#graph?.operation.get(part);
-    const isGroup = this.scene?.isGroup(part);
-    if (first === undefined || isGroup) this.page.select({ op: null, module: isGroup ? part : null });
-    else if (this.block !== null || part !== this.chosen?.part) {
+  /** A node of the graph was clicked: nothing opens. */
+  pick(node: number): void {
+    const first = this.#graph?.operation.get(node);
+    const isGroup = this.scene?.isGroup(node);
+    if (first === undefined || isGroup) this.page.select({ op: null, module: isGroup ? node : null });
+    else if (this.block !== null || node !== this.chosen?.part) {
       this.#revealed = this.#key(first);
       this.select(first);
     }
   }
 
   /** Open a group, or close it. */
-  toggle(part: number): void {
+  toggle(node: number): void {
     const open = new Set(this.open);
-    if (!open.delete(part)) open.add(part);
+    if (!open.delete(node)) open.add(node);
     this.page.select({ opened: [...open].join(".") });
   }
 
   /** Look at one group alone; 0 for the whole. */
-  enter(part: number): void {
-    this.page.select({ within: part === 0 ? null : part });
+  enter(node: number): void {
+    this.page.select({ within: node === 0 ? null : node });
   }
 
   unroll(unrolled: boolean): void {
@@ -300,7 +300,7 @@ export class Tracing {
     this.#revealed = key;
     const around = chosen.around.map((crumb) => crumb.id);
     const within = around.includes(this.within) ? this.page.selection.within : null;
-    const isHidden = around.some((part) => !this.open.has(part));
+    const isHidden = around.some((node) => !this.open.has(node));
     if (isHidden || within !== this.page.selection.within)
       this.page.select({ within, opened: [...new Set([...this.open, ...around])].join(".") });
   }

@@ -24,16 +24,16 @@ function drawTitle(pen: Pen, scene: Scene, box: Box): void {
   const y = box.y + 15;
   context.textAlign = "left";
   context.textBaseline = "alphabetic";
-  const isRoot = box.part === scene.entered;
+  const isRoot = box.node === scene.entered;
   if (!isRoot) pen.chevron(x + 4, y - 4, true);
   const indent = isRoot ? 0 : CHEVRON;
   context.font = `600 11px ${look.font}`;
   context.fillStyle = look.text;
-  const name = pen.fitted(scene.graph.names[box.part] ?? "", room - 14 - indent);
+  const name = pen.fitted(scene.graph.names[box.node] ?? "", room - 14 - indent);
   context.fillText(name, x + indent, y);
   const used = context.measureText(name).width + indent;
   context.font = `10.5px ${look.font}`;
   context.fillStyle = look.muted;
-  const detail = scene.graph.details[box.part] ?? "";
+  const detail = scene.graph.details[box.node] ?? "";
   if (context.measureText(detail).width < room - used - 22) context.fillText(detail, x + used + 7, y);
 }

@@ -1,4 +1,4 @@
-/** The flows between parts. */
+/** The flows between nodes. */
 
 import { flowsAt, jointsOf } from "../joints";
 import type { Line } from "../lines";
@@ -47,9 +47,9 @@ export function drawLines(pen: Pen, scene: Scene, view: Rect, selected: number |
   for (const draw of chosen) draw();
 }
 
-/** Whether a line that goes to a part ends there: at an open one it goes on inside. */
-function ends(scene: Scene, part: number): boolean {
-  return part >= 0 && scene.box(part)?.open !== true && scene.graph.roles[part] !== "merge";
+/** Whether a line that goes to a node ends there: at an open one it goes on inside. */
+function ends(scene: Scene, node: number): boolean {
+  return node >= 0 && scene.box(node)?.open !== true && scene.graph.roles[node] !== "merge";
 }
 
 /** How far before its end a line has its tip, null where it has none: the ring of what is selected would hide it. */
@@ -58,7 +58,7 @@ function tipOf(scene: Scene, { target }: Line, selected: number | null): number 
   return target === selected ? 4 : 0;
 }
 
-/** A line that stands out: of what is selected, or back to an earlier part. */
+/** A line that stands out: of what is selected, or back to an earlier node. */
 function drawSpecial(pen: Pen, box: Rect, { points, back }: Line, color: string, tip: number | null): void {
   const { context } = pen;
   context.beginPath();

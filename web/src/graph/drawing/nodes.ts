@@ -1,4 +1,4 @@
-/** Closed parts: their bodies, and cards behind those that stand for several. */
+/** Closed nodes: their bodies, and cards behind those that stand for several. */
 
 import type { Rect } from "../rect";
 import type { Box, Scene } from "../scene";
@@ -8,8 +8,8 @@ import { drawLargeWords, drawWords, type Fills } from "./words";
 const BAND = 7;
 
 export function drawNodes(pen: Pen, scene: Scene, fills: Fills, boxes: readonly Box[]): void {
-  const merges = boxes.filter((box) => scene.graph.roles[box.part] === "merge");
-  const solid = boxes.filter((box) => scene.graph.roles[box.part] !== "merge");
+  const merges = boxes.filter((box) => scene.graph.roles[box.node] === "merge");
+  const solid = boxes.filter((box) => scene.graph.roles[box.node] !== "merge");
   drawStacks(pen, scene, solid);
   drawBodies(pen, scene, fills, solid);
   drawMerges(pen, merges);
@@ -17,14 +17,14 @@ export function drawNodes(pen: Pen, scene: Scene, fills: Fills, boxes: readonly 
   else drawLargeWords(pen, scene, fills, solid);
 }
 
-/** Cards behind a part that stands for several. */
+/** Cards behind a node that stands for several. */
 function drawStacks(pen: Pen, scene: Scene, boxes: readonly Box[]): void {
   const { context, look } = pen;
   context.fillStyle = look.node;
   context.strokeStyle = look.nodeEdge;
   context.lineWidth = 1;
   for (const box of boxes) {
-    if ((scene.graph.times[box.part] ?? 1) < 2) continue;
+    if ((scene.graph.times[box.node] ?? 1) < 2) continue;
     for (const by of [6, 3]) {
       pen.shape({ ...box, x: box.x + by, y: box.y + by }, 5);
       context.fill();
@@ -43,15 +43,15 @@ function drawBodies(pen: Pen, scene: Scene, fills: Fills, boxes: readonly Box[])
   };
   const striped: [Box, readonly string[]][] = [];
   for (const box of boxes) {
-    if (scene.isIoNode(box.part)) add(look.port, box);
+    if (scene.isIoNode(box.node)) add(look.port, box);
     else {
-      const colors = fills(box.part);
+      const colors = fills(box.node);
       const only = colors[0];
       if (colors.length > 1) striped.push([box, colors]);
       add(
         colors.length === 1 && only !== undefined
           ? only
-          : scene.graph.roles[box.part] === "tensor"
+          : scene.graph.roles[box.node] === "tensor"
             ? look.tensor
             : look.node,
         box,
@@ -70,7 +70,7 @@ function drawBodies(pen: Pen, scene: Scene, fills: Fills, boxes: readonly Box[])
   for (const [box, colors] of striped) drawStripes(pen, box, colors);
 }
 
-/** What a part stands for, side by side: below its words, or all over it where they are too small to be read. */
+/** What a node stands for, side by side: below its words, or all over it where they are too small to be read. */
 function drawStripes(pen: Pen, box: Box, colors: readonly string[]): void {
   const { context, look } = pen;
   const high = pen.scale >= READABLE ? BAND : box.height;

@@ -1,16 +1,16 @@
-/** What is said about parts around their boxes: chosen, under the pointer, kept in a panel, or wrong. */
+/** What is said about nodes around their boxes: chosen, under the pointer, kept in a panel, or wrong. */
 
 import type { Rect } from "../rect";
 import type { Box, Scene } from "../scene";
 import type { Pen } from "./pen";
 import type { Fills } from "./words";
 
-/** What is said about parts beside their names. */
+/** What is said about nodes beside their names. */
 export interface Marks {
   readonly fills: Fills;
   readonly selected: number | null;
   readonly hovered: number | null;
-  /** Outlines, such as those of parts that have a panel. */
+  /** Outlines, such as those of nodes that have a panel. */
   readonly outlined: ReadonlyMap<number, string>;
   /** Parts with something wrong. */
   readonly alarmed: ReadonlySet<number>;
@@ -20,15 +20,15 @@ export function drawOutlines(pen: Pen, scene: Scene, marks: Marks, boxes: readon
   const { look } = pen;
   const thick = Math.max(2.2, 1.6 / pen.scale);
   for (const box of boxes) {
-    const color = marks.outlined.get(box.part);
-    const radius = box.open ? 8 : scene.isIoNode(box.part) ? box.height / 2 : 5;
+    const color = marks.outlined.get(box.node);
+    const radius = box.open ? 8 : scene.isIoNode(box.node) ? box.height / 2 : 5;
     if (color !== undefined) drawRing(pen, grown(box, 2), radius, color, thick * 1.4);
     // On a rim: the box may have the color of the ring.
-    if (box.part === marks.selected) {
+    if (box.node === marks.selected) {
       drawRing(pen, grown(box, 1), radius, look.ground, thick + 2);
       drawRing(pen, grown(box, 1.6), radius, look.accent, thick);
-    } else if (box.part === marks.hovered) drawRing(pen, box, radius, look.text, thick / 2);
-    if (marks.alarmed.has(box.part)) drawAlarm(pen, box);
+    } else if (box.node === marks.hovered) drawRing(pen, box, radius, look.text, thick / 2);
+    if (marks.alarmed.has(box.node)) drawAlarm(pen, box);
   }
 }
 
@@ -44,7 +44,7 @@ function grown({ x, y, width, height }: Rect, by: number): Rect {
   return { x: x - by, y: y - by, width: width + 2 * by, height: height + 2 * by };
 }
 
-/** A sign of warning on the upper right corner, clear of the words below it: a finding is about this part, or about one inside it. */
+/** A sign of warning on the upper right corner, clear of the words below it: a finding is about this node, or about one inside it. */
 function drawAlarm(pen: Pen, box: Rect): void {
   const { context, look } = pen;
   const r = Math.max(8, 6 / pen.scale);

@@ -1,24 +1,24 @@
-/** What stands in closed parts: name, detail, how many it stands for. */
+/** What stands in closed nodes: name, detail, how many it stands for. */
 
 import type { Box, Scene } from "../scene";
 import { inkOn } from "./ink";
 import { CHEVRON, DETAILED, type Pen } from "./pen";
 
-/** Fill of a closed part: one color, or several side by side for a part that stands for others. */
-export type Fills = (part: number) => readonly string[];
+/** Fill of a closed node: one color, or several side by side for a node that stands for others. */
+export type Fills = (node: number) => readonly string[];
 
 export function drawWords(pen: Pen, scene: Scene, fillsOf: Fills, box: Box): void {
   const { context, look } = pen;
-  const ioNode = scene.ioNode(box.part);
+  const ioNode = scene.ioNode(box.node);
   const [name, detail] =
     ioNode === null
-      ? [scene.graph.names[box.part] ?? "", scene.graph.details[box.part] ?? ""]
+      ? [scene.graph.names[box.node] ?? "", scene.graph.details[box.node] ?? ""]
       : [ioNode.port.name, ioNode.port.shape];
-  const fills = fillsOf(box.part);
+  const fills = fillsOf(box.node);
   const [fill] = fills;
   const ink = ioNode === null && fill !== undefined && fills.length === 1 ? inkOn(fill) : null;
-  const times = scene.graph.times[box.part] ?? 1;
-  const isGroup = scene.isGroup(box.part);
+  const times = scene.graph.times[box.node] ?? 1;
+  const isGroup = scene.isGroup(box.node);
   const center = box.x + box.width / 2;
   const badge = times > 1 ? 26 : 0;
   const room = box.width - 12 - (isGroup ? CHEVRON : 0) - badge;
@@ -52,10 +52,10 @@ export function drawLargeWords(pen: Pen, scene: Scene, fillsOf: Fills, boxes: re
   context.textBaseline = "middle";
   context.font = `600 18px ${look.font}`;
   for (const box of boxes) {
-    const fills = fillsOf(box.part);
+    const fills = fillsOf(box.node);
     context.fillStyle =
       fills[0] === undefined ? look.text : inkOn(fills[Math.floor(fills.length / 2)] ?? fills[0]);
-    const name = scene.ioNode(box.part)?.port.name ?? scene.graph.names[box.part] ?? "";
+    const name = scene.ioNode(box.node)?.port.name ?? scene.graph.names[box.node] ?? "";
     context.fillText(pen.fitted(name, box.width - 6), box.x + box.width / 2, box.y + box.height / 2);
   }
 }
