@@ -1,4 +1,4 @@
-/** Numbers and words as people read them. */
+/** Numbers, shapes and words as the page writes them. */
 
 import type { FindingCounts } from "./wire.gen";
 
@@ -43,8 +43,8 @@ export function recorded(x: number | undefined, digits = 4): string {
   return x !== undefined && Number.isNaN(x) ? "NaN" : value(x, digits);
 }
 
-/** The statistic of a tensor, or what the tensor holds that leaves it without one. */
-export function held(x: number): string {
+/** The statistic of a tensor, or why it has none: the tensor has NaN or Inf. */
+export function statText(x: number): string {
   return Number.isNaN(x) ? "has NaN" : x === Number.POSITIVE_INFINITY ? "has Inf" : recorded(x);
 }
 
@@ -53,7 +53,7 @@ export function isBroken(x: number | undefined): boolean {
   return x !== undefined && !Number.isFinite(x);
 }
 
-/** Sizes from which on a prefix is used; as in `layerscope/model/text.py`. */
+/** The smallest size for each prefix, as in `layerscope/model/text.py`. */
 const PREFIXES: Readonly<Record<string, readonly (readonly [number, string])[]>> = {
   s: [
     [1e-6, "µ"],
@@ -77,18 +77,18 @@ export function quantity(x: number, unit: string): string {
   return `${value(x / factor, 3)} ${prefix}${unit}`;
 }
 
-/** A whole number with its thousands set apart. */
+/** A whole number with separators between thousands. */
 export function count(x: number | null | undefined): string {
   if (x === null || x === undefined || Number.isNaN(x)) return "–";
   return Math.round(x).toLocaleString("en-US").replace("-", MINUS);
 }
 
-/** Of which steps a number is, as the whole page says it: `@55`, or `@50–55` of several in one. */
+/** The step of a number, as the whole page writes it: `@55`, or `@50–55` for several steps. */
 export function stepsText(first: number, last = first): string {
   return `@${count(first)}${last > first ? `–${count(last)}` : ""}`;
 }
 
-/** A share as percentage; something is never shown as nothing. */
+/** A share as percentage; a small share is never shown as zero. */
 export function share(part: number, whole: number): string {
   if (!(whole > 0)) return "–";
   const percent = (100 * part) / whole;
@@ -142,7 +142,7 @@ export function problemsOf(
   if (findings === null || findings === undefined) return null;
   const { errors, warnings, notes, checked } = findings;
   if (checked === 0)
-    return { text: "–", description: "not checked: too little is recorded", severity: "unknown" };
+    return { text: "–", description: "not checked: too few recorded steps", severity: "unknown" };
   const parts = [
     [errors, "error"],
     [warnings, "warning"],
@@ -150,11 +150,11 @@ export function problemsOf(
   ] as const;
   const some = parts.filter(([number]) => number > 0);
   const description = some.map(([number, name]) => `${number} ${name}${number > 1 ? "s" : ""}`);
-  if (some[0] === undefined) return { text: "✔", description: "nothing was found", severity: "healthy" };
+  if (some[0] === undefined) return { text: "✔", description: "no findings", severity: "healthy" };
   return { text: `${errors + warnings + notes}`, description: description.join(", "), severity: some[0][1] };
 }
 
-/** The end of a training without its end is not an error of the page: say which. */
+/** The status of a run in words. */
 export function statusText(status: string): string {
   return (
     { running: "running", finished: "finished", stopped: "stopped early", unreadable: "unreadable" }[

@@ -1,6 +1,6 @@
 import { expect, test } from "vitest";
 
-test("what only the screen decides does not tell two requests apart", async () => {
+test("requests that differ only in the size of the screen have the same key", async () => {
   Object.assign(globalThis, { document: { getElementById: () => null } });
   const { isCut, keyOf } = await import("./offline");
   expect(keyOf("api/run/a%2Fb/scalar?width=640&stat=rms&series=3&first=1")).toBe(

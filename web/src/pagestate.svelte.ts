@@ -1,4 +1,4 @@
-/** The state of the page: what is selected, what was answered, where the cross-hair is. */
+/** The state of the page: the selection, the answers of the server, the cross-hair. */
 
 import { untrack } from "svelte";
 import { LEFT, lastUntil, RIGHT, type Span } from "./charts/scale";
@@ -18,8 +18,8 @@ import type {
   TraceList,
 } from "./wire.gen";
 
-/** Selecting another of these is a place to come back to; the rest only changes how it looks. */
-const PLACES = [
+/** Changing one of these fields adds an entry to the browser's history. */
+const HISTORY_FIELDS = [
   "run",
   "view",
   "site",
@@ -39,29 +39,29 @@ const PLACES = [
   "node",
 ] as const;
 
-/** A trace at first sight: nothing in it is chosen. */
-export const UNTOUCHED = { op: null, module: null, opened: null, within: null };
+/** The selection inside of a trace that was just opened. */
+export const NOTHING_SELECTED = { op: null, module: null, opened: null, within: null };
 
 export class PageState {
   selection = $state<Selection>(parsed(location.hash || START_AT));
   hover = $state<number | null>(null);
-  /** Pixels that the plots and the room beside them have. */
+  /** Pixels of the plots and their margins. */
   room = $state(0);
-  /** Bins that the histogram over time has room for, 0 before it is laid out. */
+  /** Bins that fit into the histogram over time, 0 before it is laid out. */
   bins = $state(0);
-  /** Room to the left of all plots: the labels of a heat map need more of it. */
+  /** Left margin of all plots in pixels: the labels of a heat map need more of it. */
   left = $state(LEFT);
-  /** Steps that are shown too, though the selected run has none there: those of runs that are compared with it. */
+  /** Steps outside of the selected run that are shown too, such as those of compared runs. */
   extraSteps = $state<Span | null>(null);
-  /** Steps to walk along, where a view has its own. */
+  /** The steps of the view, where it has its own. */
   steps = $state.raw<Float64Array | null>(null);
-  /** Recorded steps that a heat map shows: it needs no histogram. */
+  /** Recorded steps of the heat map. */
   heatSteps = $state.raw<Float64Array | null>(null);
-  /** What is searched for among the sites. */
+  /** The search text of the list of sites. */
   search = $state("");
-  /** The wished site that the run lacks, as long as no other one is chosen: the address keeps it. */
+  /** The site of the address where the run does not have it; the address keeps it until another site is selected. */
   missingSite = $state<string | null>(null);
-  /** The site that a link leads to: the graph opens what hides it. */
+  /** The site of a link: the graph opens the groups around it. */
   linkedSite: string | null = null;
 
   readonly runs = new Resource<RunList>(500);
@@ -72,11 +72,11 @@ export class PageState {
   readonly histogram = new Resource<HistogramView>();
   readonly live: Live;
 
-  /** The selected view, once it is there and has said which room it leaves to the plots. */
+  /** The selected view, once it is mounted and the width of its plots is known. */
   #shown = $state(this.selection.view);
-  /** The site that the page chose by itself: another run may lack it without a word. */
+  /** The site that the page selected by itself: no message where another run does not have it. */
   #defaultSite: string | null = null;
-  /** Counts the news of the list and of the selected run. */
+  /** Number of live messages about any run, and about the selected run. */
   #listNews = $state(0);
   #runNews = $state(0);
 
@@ -98,7 +98,7 @@ export class PageState {
     $effect(() => {
       this.#shown = this.selection.view;
     });
-    // Before the page is brought up to date: the server can work meanwhile.
+    // Before the page is rendered, so that the server works meanwhile.
     $effect.pre(() => this.#loadRuns());
     $effect.pre(() => this.#chooseRun());
     $effect.pre(() => this.#loadRun());
@@ -118,7 +118,7 @@ export class PageState {
     return this.#listNews;
   }
 
-  /** Pixels of the plots, in whole multiples: dragging the window must not ask for a new picture at every pixel. */
+  /** Pixels of the plots, rounded to multiples of 16: resizing the window must not cause a request per pixel. */
   readonly width = $derived(Math.floor(Math.max(this.room - this.left - RIGHT, 0) / 16) * 16);
 
   readonly entry = $derived(this.runs.value?.runs.find((run) => run.name === this.selection.run) ?? null);
@@ -180,7 +180,7 @@ export class PageState {
   /** The step of the cross-hair: under the pointer, else pinned. */
   readonly step = $derived(this.hover ?? this.selection.step);
 
-  /** The last step of the runs that are in sight. */
+  /** The last step of the runs on screen. */
   readonly #latest = $derived.by(() => {
     const { view, run, runs, beside } = this.selection;
     const several = view === "compare" || view === "tensors" ? [run, beside, ...runs] : [run];
@@ -188,24 +188,24 @@ export class PageState {
     return Math.max(...ends.map(({ last_step }) => last_step ?? Number.NEGATIVE_INFINITY));
   });
 
-  /** The step that numbers are of: that of the cross-hair, else the last one in sight, or of a view with its own steps. */
+  /** The step whose numbers are shown: that of the cross-hair, else the last visible one. */
   readonly shownStep = $derived(
     this.steps?.[Math.max(lastUntil(this.steps, this.step ?? Number.MAX_SAFE_INTEGER), 0)] ??
       this.step ??
       Math.min(Number.isFinite(this.#latest) ? this.#latest : this.span.max, Math.floor(this.span.max)),
   );
 
-  /** The same for requests; null as long as it is the last step of all, which a saved page holds. */
+  /** The step for requests; null for the last step of all, which a saved page holds. */
   readonly requestedStep = $derived(this.step ?? (this.selection.last === null ? null : this.shownStep));
 
-  /** The step that a line crosses all plots at: a view with its own steps always shows one of them. */
+  /** The step of the vertical line through all plots: a view with its own steps always has one. */
   readonly crosshairStep = $derived(this.steps === null ? this.step : this.shownStep);
 
-  /** Change the selection, and the address with it; what nobody chose is no place to come back to. */
-  select(wanted: Partial<Selection>, isChosen = true): void {
-    // Whoever selects a site wants to see that, and no merge any more.
-    const changes = "site" in wanted ? { merge: null, ...wanted } : wanted;
-    const moved = PLACES.some((name) => name in changes && changes[name] !== this.selection[name]);
+  /** Change the selection and the address; `isChosen` is false where the page and not the user selects. */
+  select(changed: Partial<Selection>, isChosen = true): void {
+    // Selecting a site deselects a merge.
+    const changes = "site" in changed ? { merge: null, ...changed } : changed;
+    const moved = HISTORY_FIELDS.some((name) => name in changes && changes[name] !== this.selection[name]);
     if ("site" in changes) this.missingSite = this.#defaultSite = null;
     Object.assign(this.selection, changes);
     this.#write(isChosen && moved);
@@ -232,7 +232,7 @@ export class PageState {
   }
 
   selectRun(name: string): void {
-    // Trials are compared at the same step.
+    // Named tensors of several runs are compared at the same step.
     const anew = this.selection.view === "tensors" ? {} : { step: null, first: null, last: null };
     const { run, beside } = this.selection;
     this.select({ run: name, ...anew, ...(name === beside ? { beside: run } : {}) });
@@ -243,11 +243,11 @@ export class PageState {
   }
 
   selectTrace({ name, step }: TraceEntry): void {
-    // A trace of no step releases the cross-hair: it may stand at the step of another one.
-    this.select({ view: "traces", trace: name, step, ...UNTOUCHED });
+    // A trace without step releases the cross-hair, which may stand at the step of another trace.
+    this.select({ view: "traces", trace: name, step, ...NOTHING_SELECTED });
   }
 
-  /** Whether somebody chose the site: it is not the one that each run begins with. */
+  /** Whether the site is another one than the default site of the run. */
   get isSiteChosen(): boolean {
     return this.sites.value !== null && this.selection.site !== firstSite(this.sites.value);
   }
@@ -267,7 +267,7 @@ export class PageState {
 
   #loadTraces(): void {
     const { run } = this.selection;
-    // Elsewhere only their marks are shown: they are requested again when there are more.
+    // Other views show only their marks: a request is repeated only when there are more traces.
     if (this.#looksAtTraces) void this.#runNews;
     if (run !== null && (this.#looksAtTraces || this.#traceCount > 0))
       this.traces.load(`api/run/${encodeURIComponent(run)}/traces`, run);
@@ -287,11 +287,11 @@ export class PageState {
     if (this.width === 0) return;
     const [address, identity] = series === null ? ["", ""] : histogramOf(this, series, this.bins || 96);
     if (series === null || this.#shown === "heatmap") this.histogram.pause(identity);
-    // Where it is drawn, its height is known with the next frame: asking before would be asking twice.
+    // In the charts view the height is known with the next frame: an earlier request would be wasted.
     else if (this.bins > 0 || this.#shown !== "charts") this.histogram.load(address, identity);
   }
 
-  /** The series that charts are of, null where there is none; read anew with every news of the run. */
+  /** The series of the charts, null where there is none; evaluated again with every live message of the run. */
   get #requestedSeries(): SeriesEntry | null {
     void this.#runNews;
     return this.selection.run === null || this.#shown === "tensors" ? null : this.series;
@@ -310,25 +310,25 @@ export class PageState {
     }
   }
 
-  /** A site to begin with, or the traces of a run without any, so that the first look is never empty. */
+  /** Select a site at first, or the view of traces in a run without sites, so that the page is never empty. */
   #chooseSite(): void {
     const sites = this.sites.value;
     if (sites === null || sites.run !== this.selection.run) return;
-    const wished = this.missingSite ?? this.selection.site;
-    if (wished !== null && sites.series.some((entry) => entry.site === wished)) {
+    const requested = this.missingSite ?? this.selection.site;
+    if (requested !== null && sites.series.some((entry) => entry.site === requested)) {
       this.missingSite = null;
-      this.selection.site = wished;
+      this.selection.site = requested;
       return;
     }
     if (sites.series.length === 0 && sites.traces > 0 && untrack(() => this.selection.view) === "charts") {
       this.selection.view = "traces";
       this.#write(false);
     }
-    if (wished !== null && sites.series.length === 0) return;
+    if (requested !== null && sites.series.length === 0) return;
     const chosen = firstSite(sites);
     if (chosen !== null) {
-      if (wished === this.#defaultSite) this.#defaultSite = chosen;
-      else this.missingSite = wished;
+      if (requested === this.#defaultSite) this.#defaultSite = chosen;
+      else this.missingSite = requested;
       this.selection.site = chosen;
       this.#write(false);
     }

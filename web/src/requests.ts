@@ -1,12 +1,12 @@
-/** What charts ask the server for: an address, and what its answer belongs to. */
+/** Requests of charts: an address, and the identity of what the answer is about. */
 
 import type { PageState } from "./pagestate.svelte";
 import type { SeriesEntry } from "./wire.gen";
 
-export type Asked = readonly [address: string, identity: string];
+export type ChartRequest = readonly [address: string, identity: string];
 
 /** One statistic of a series over the steps. */
-export function scalarOf(page: PageState, series: SeriesEntry, width = page.width): Asked {
+export function scalarOf(page: PageState, series: SeriesEntry, width = page.width): ChartRequest {
   const stat = page.statOf(series.kind);
   const [address, identity] = ofSeries(page, series, "scalar");
   const which = `${screenOf(page, width)}&stat=${encodeURIComponent(stat)}${smoothOf(page)}`;
@@ -14,7 +14,12 @@ export function scalarOf(page: PageState, series: SeriesEntry, width = page.widt
 }
 
 /** The histogram of a series over the steps. */
-export function histogramOf(page: PageState, series: SeriesEntry, bins: number, width = page.width): Asked {
+export function histogramOf(
+  page: PageState,
+  series: SeriesEntry,
+  bins: number,
+  width = page.width,
+): ChartRequest {
   const { axis } = page.selection;
   const [address, identity] = ofSeries(page, series, "histogram");
   return [
@@ -24,13 +29,13 @@ export function histogramOf(page: PageState, series: SeriesEntry, bins: number, 
 }
 
 /** The histogram of a series at the cross-hair. */
-export function stepHistogramOf(page: PageState, series: SeriesEntry, bins: number): Asked {
+export function stepHistogramOf(page: PageState, series: SeriesEntry, bins: number): ChartRequest {
   const { axis } = page.selection;
   const [address, identity] = ofSeries(page, series, "step-histogram");
   return [`${address}&axis=${axis}&height=${bins}${formatOf(page)}${stepOf(page)}`, `${identity}/${axis}`];
 }
 
-function ofSeries({ selection }: PageState, { series, rank }: SeriesEntry, route: string): Asked {
+function ofSeries({ selection }: PageState, { series, rank }: SeriesEntry, route: string): ChartRequest {
   const run = selection.run ?? "";
   return [
     `api/run/${encodeURIComponent(run)}/${route}?series=${series}&rank=${rank}`,
@@ -48,7 +53,7 @@ export function screenOf(page: PageState, width = page.width): string {
   return parts.join("&");
 }
 
-/** The step to show, where that is not the last one of all, and of how many steps one counts. */
+/** The step to show, where it is not the last one, and the stride of steps. */
 export function stepOf({ requestedStep, selection }: PageState): string {
   return `${requestedStep === null ? "" : `&step=${requestedStep}`}${selection.every > 1 ? `&every=${selection.every}` : ""}`;
 }

@@ -28,7 +28,7 @@ async function answer(text: string | null): Promise<void> {
   await vi.advanceTimersByTimeAsync(1);
 }
 
-test("what is shown stays in sight while more of the same is on its way", async () => {
+test("the old value stays on screen while a newer one is loading", async () => {
   const resource = new Resource<string>();
   resource.load("tensors?node=a", "tensors");
   await answer("a");

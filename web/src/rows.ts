@@ -98,7 +98,7 @@ export function labeled(
   const all = rows.map((_, index) => index);
   if (rowHeight >= line) return new Set(all);
   const apart = Math.ceil(line / rowHeight);
-  const taken = new Uint8Array(rows.length);
+  const occupied = new Uint8Array(rows.length);
   const chosen = new Set<number>();
   const rank = (index: number) => {
     if (index === before) return -1;
@@ -106,9 +106,9 @@ export function labeled(
     return 2 * (rows[index]?.depth ?? 0) + (rows[index]?.group ? 0 : 1);
   };
   for (const index of all.sort((a, b) => rank(a) - rank(b) || a - b)) {
-    if (taken[index] === 1) continue;
+    if (occupied[index] === 1) continue;
     chosen.add(index);
-    taken.fill(1, Math.max(index - apart + 1, 0), index + apart);
+    occupied.fill(1, Math.max(index - apart + 1, 0), index + apart);
   }
   return chosen;
 }

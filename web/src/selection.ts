@@ -1,4 +1,4 @@
-/** What is shown, and its form in the address: reloading the address restores the view. */
+/** The selection, and how the address writes it: reloading the address restores the view. */
 
 import type { AxisKind, SeriesEntry } from "./wire.gen";
 
@@ -33,19 +33,19 @@ export interface Selection {
   metricLog: boolean;
   /** The step the cross-hair is pinned to. */
   step: number | null;
-  /** Of how many steps one is shown. */
+  /** Every n-th step is shown. */
   every: number;
-  /** The part of the training that is shown. */
+  /** The range of steps that is shown. */
   first: number | null;
   last: number | null;
-  /** The trace that is shown, its operation, the blocks that are open ("3.17"), and the one that is looked at. */
+  /** The trace, its selected operation, its open nodes ("3.17"), and the node that is shown alone. */
   trace: string | null;
   op: number | null;
   opened: string | null;
   within: number | null;
-  /** A module of it that is looked at instead of an operation. */
+  /** The selected module of the trace, instead of an operation. */
   module: number | null;
-  /** Of values in it: the kind of picture, the places on the axes that it leaves out ("1.3"), and its first tile. */
+  /** Of values in it: the kind of picture, the index on the axes that it leaves out ("1.3"), and its first tile. */
   picture: string | null;
   valueIndex: string | null;
   tile: number | null;
@@ -53,11 +53,11 @@ export interface Selection {
   traceColor: string | null;
   /** Whether every pass of a loop is a node of its own. */
   unrolled: boolean;
-  /** In the graph: the part that was entered, those that are open, those with a panel of their own (see `keysIn`). */
+  /** In the graph: the entered node, the open nodes, the sites of pinned panels (see `keysIn`). */
   entered: string | null;
   expanded: string | null;
   pins: string | null;
-  /** The merge that is looked at, instead of the site (see `mergeKey`). */
+  /** The selected merge, instead of the site (see `mergeKey`). */
   merge: string | null;
   /** The kind whose statistic colors the graph; "none" for no colors. */
   colorKind: string | null;
@@ -67,13 +67,13 @@ export interface Selection {
   comparing: string | null;
   /** Whether a difference is shown as ratio. */
   ratio: boolean;
-  /** Weight of what was before in smoothed curves, in percent. */
+  /** Weight of earlier values in smoothed curves, in percent. */
   smooth: number;
   /** Whether the colors of the heat map are linear, not logarithmic. */
   heatLinear: boolean;
   /** Whether training and evaluation are drawn in one chart. */
   overlay: boolean;
-  /** Of named tensors, what is wished for; a run that lacks it shows the nearest, and the wish stays. */
+  /** The requested named tensor; a run that does not have it shows the nearest one, and the address stays. */
   pane: string | null;
   beside: string | null;
   type: string | null;
@@ -215,7 +215,7 @@ const LISTS = ["metrics", "runs"] as const;
 export const MOST_SMOOTH = 99;
 const AXES: readonly string[] = ["linear", "symlog", "exponent"] satisfies AxisKind[];
 
-/** The selection that an address's fragment describes; what it does not name, or names wrongly, is as at the start. */
+/** The selection of an address's fragment; missing or invalid fields have their defaults. */
 export function parsed(hash: string): Selection {
   const given = new URLSearchParams(hash.replace(/^#/, ""));
   const selection: Selection = { ...START };
@@ -238,7 +238,7 @@ export function parsed(hash: string): Selection {
   return selection;
 }
 
-/** The fragment that describes a selection: only what differs from the start. */
+/** The fragment of a selection: only fields that differ from the defaults. */
 export function fragment(selection: Selection): string {
   const out = new URLSearchParams();
   for (const name of [...TEXTS, ...NUMBERS, "axis", "view"] as const) {
@@ -261,7 +261,7 @@ export function contextText(context: string): string {
   return context === "" ? "no context" : context;
 }
 
-/** What tells a series from those of the same tensor in other modes and contexts. */
+/** The mode and context of a series as one text. */
 export function settingName({ mode, context }: { mode: string; context: string }): string {
   return [mode === "train" && context !== "" ? "" : mode, context].filter(Boolean).join(" ");
 }
@@ -271,12 +271,12 @@ export function contextsOf(series: readonly SeriesEntry[]): string[] {
   return [...new Set(series.map((entry) => entry.context))];
 }
 
-/** The wished context as far as there is such a one, else the first. */
+/** The requested context if it exists, else the first. */
 export function contextAmong(contexts: readonly string[], wanted: string | null): string {
   return contexts.includes(wanted ?? "") ? (wanted ?? "") : (contexts[0] ?? "");
 }
 
-/** A tensor in words, for what is kept of it: the port, mode, context or rank only where they tell it from others of its site. */
+/** The name of a tensor in exported files: port, mode, context and rank only where the site has several. */
 export function tensorName(series: SeriesEntry, ofSite: readonly SeriesEntry[]): string {
   const ofKind = ofSite.filter((entry) => entry.site === series.site && entry.kind === series.kind);
   const several = (name: "port" | "rank") => new Set(ofKind.map((entry) => entry[name])).size > 1;
@@ -299,17 +299,17 @@ export function seriesFor(series: readonly SeriesEntry[], selection: Selection):
     (entry.mode === (selection.mode ?? "train") ? 4 : 0) +
     (entry.context === (selection.context ?? "") ? 2 : 0) +
     (entry.rank === selection.rank ? 1 : 0);
-  let found: SeriesEntry | null = null;
-  for (const entry of series) if (found === null || score(entry) > score(found)) found = entry;
-  if (found === null) return null;
-  const variants = variantsOf(series, found);
+  let best: SeriesEntry | null = null;
+  for (const entry of series) if (best === null || score(entry) > score(best)) best = entry;
+  if (best === null) return null;
+  const variants = variantsOf(series, best);
   const agreeing = (entry: SeriesEntry) =>
     (entry.dtype === selection.dtype ? 2 : 0) + (entry.phase === selection.phase ? 1 : 0);
   const most = Math.max(...variants.map(agreeing));
-  return variants.filter((entry) => agreeing(entry) === most).at(-1) ?? found;
+  return variants.filter((entry) => agreeing(entry) === most).at(-1) ?? best;
 }
 
-/** Names of parts of the graph in one text: they can hold anything, so each is encoded by itself. */
+/** Names of nodes in one text: they can contain any character, so each is encoded by itself. */
 export function keysText(keys: Iterable<string>): string {
   return [...keys].map(encodeURIComponent).join(" ");
 }

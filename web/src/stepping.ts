@@ -1,18 +1,18 @@
-/** Where the cross-hair can stand: recorded steps, those of a view with its own, and those of traces. */
+/** The steps that the cross-hair can stand at: recorded steps, those of the view, and those of traces. */
 
 import { type Columns, lastUntil, nearest } from "./charts/scale";
 import type { PageState } from "./pagestate.svelte";
 
-/** What each plot reads, by its element. */
+/** The columns of each plot, by its element. */
 const READ = new WeakMap<Element, readonly Columns[]>();
 
-/** Let the pointer find the steps that a plot reads. */
+/** Register the columns of a plot, so that the pointer snaps to its steps. */
 export function reads(plot: Element, columns: readonly Columns[]) {
   READ.set(plot, columns);
   return { update: (next: readonly Columns[]) => READ.set(plot, next) };
 }
 
-/** The step to stand at that is nearest to a place on the axis, of those that the plot under the pointer reads. */
+/** The step of the plot under the pointer that is nearest to a position on the axis. */
 export function snapped(page: PageState, step: number, plot: Element | null = null): number | null {
   const { metric, span, width } = page;
   if (page.steps !== null) return page.steps[nearest(page.steps, step)] ?? null;
@@ -30,7 +30,7 @@ export function snapped(page: PageState, step: number, plot: Element | null = nu
   if (near !== undefined && Math.abs(near - step) * width <= span.max - span.min) return near;
   const all = together(among, traced);
   const found = all[nearest(all, step)] ?? null;
-  // A plot reads one step left of what is in sight: the cross-hair stays in sight.
+  // A plot has one more step on the left: the cross-hair stays inside the visible span.
   return found !== null && found < span.min ? Math.ceil(Math.max(step, span.min)) : found;
 }
 
@@ -53,7 +53,7 @@ function recordedIn({ heatSteps, histogram, metric }: PageState): Float64Array |
   return heatSteps ?? histogram.value?.last_steps ?? metric?.last_steps;
 }
 
-/** Where traces are looked at, their steps in sight: of a column of several steps only the last one is known. */
+/** The visible steps of traces, in the view of traces: a column of several steps knows only its last one. */
 function tracedIn({ selection, tracesOfRun, span }: PageState): Float64Array {
   const shown = selection.view === "traces" ? tracesOfRun : [];
   const steps = shown.flatMap(({ step }) =>

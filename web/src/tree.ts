@@ -92,7 +92,7 @@ function escaped(text: string): string {
   return text.replace(/[.*+?^${}()|[\]\\]/g, "\\$&");
 }
 
-/** How many of the chips fit side by side into so many pixels, with room for a "+3" if not all do. */
+/** How many chips fit side by side into a width in pixels, with room for a "+3" if not all do. */
 export function fitting(labels: readonly string[], pixels: number): number {
   const MORE = 22;
   let used = 0;

@@ -1,4 +1,4 @@
-/** Colors of the canvases, taken from the style sheet so that a theme is defined once. */
+/** Colors of the canvases, read from the style sheet so that a theme is defined once. */
 
 export interface Palette {
   readonly text: string;

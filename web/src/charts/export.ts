@@ -1,4 +1,4 @@
-/** What is drawn as files to save: the numbers as CSV, the picture as PNG or SVG. */
+/** Exports what is drawn: the numbers as CSV, the picture as PNG or SVG. */
 
 import type { HeatMapView, HistogramView, NestedGraph, ScalarView } from "../wire.gen";
 import { escaped, forExport, marksOf } from "./svg";
@@ -69,7 +69,7 @@ export function exportTable(name: string, rows: readonly (readonly Cell[])[]): v
   save(name, "csv", new Blob([csv(rows)], { type: "text/csv" }));
 }
 
-/** The picture on the ground of the page, below its name. */
+/** The picture on the background of the page, below its name. */
 export function exportPng(name: string, picture: HTMLCanvasElement): void {
   forExport(picture, (draw) => {
     draw();
@@ -95,7 +95,7 @@ function copied(name: string, picture: HTMLCanvasElement): HTMLCanvasElement {
   return whole;
 }
 
-/** The same as lines and letters, which can be enlarged and edited. */
+/** The picture as vector drawing. */
 export function exportSvg(name: string, picture: HTMLCanvasElement): void {
   const marks = forExport(picture, (draw) => {
     const written = marksOf(picture, draw);

@@ -1,4 +1,4 @@
-/** Draws one number of many tensors over the steps: a row per tensor, a column per step. Colors and places only. */
+/** Draws a heat map: one statistic of many tensors over the steps, a row per tensor, a column per step. */
 
 import { value } from "../format";
 import type { ColorScale, HeatMapView } from "../wire.gen";
@@ -23,7 +23,7 @@ export interface Shading {
   readonly cutHigh: boolean;
 }
 
-/** The rows in sight: which row of cells each one shows, −1 for a heading. */
+/** The visible rows: which row of cells each one shows, −1 for a heading. */
 export interface Sight {
   readonly cells: readonly number[];
   /** Place of the first of them, in pixels from the top of the plot, and the height of each. */
@@ -124,7 +124,7 @@ export function drawHeatMap(
     context.fillText(step.toLocaleString("en-US"), frame.left + xOf(step, frame.span, inner), height - 2);
 }
 
-/** Names of rows and the scale: on the page they are elements around the picture, in one that is kept they are letters. */
+/** Draws row names and color scale into an exported picture; on the page they are HTML elements around it. */
 export function drawNames(
   { canvas, height, ratio }: Target,
   { top, rowHeight }: Sight,
@@ -168,7 +168,7 @@ function scaleBar(context: CanvasRenderingContext2D, shading: Shading, y: number
   }
 }
 
-/** The ground of every row that has cells: it says "nothing here". */
+/** Hatches every row that has cells: cells without value stay hatched. */
 function hatch(
   context: CanvasRenderingContext2D,
   { cells, top, rowHeight }: Sight,
@@ -194,7 +194,7 @@ function hatch(
   context.restore();
 }
 
-/** The rows in sight as an image, one pixel high each and as wide as the plot. Of columns on one pixel the gravest wins. */
+/** The visible rows as an image, one pixel high each and as wide as the plot. Of columns on one pixel NaN and Inf win. */
 function cellsOf(
   view: HeatMapView,
   sight: Sight,

@@ -20,7 +20,7 @@ function mostOf(view: HistogramsView): number {
   return Math.max(...shares);
 }
 
-/** `exporting`: with the numbers of the axis, which stand once below all histograms on the page. */
+/** `exporting`: with the labels of the axis, which the page shows once below all histograms. */
 export function drawHistogram(
   { canvas, width, height, ratio }: Target,
   view: HistogramsView,

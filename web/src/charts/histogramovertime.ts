@@ -1,4 +1,4 @@
-/** Draws a histogram over time. The view says what is where; this file only puts it on a canvas. */
+/** Draws a histogram over time on a canvas. */
 
 import { ticks } from "../format";
 import type { HistogramView } from "../wire.gen";
@@ -51,7 +51,7 @@ export function boxOf(view: HistogramView, width: number, height: number): Box {
   };
 }
 
-/** `exporting`: for a file, where a line is one line. */
+/** `exporting`: draws each line once, for a file. */
 export function drawHistogramOverTime(
   target: Target,
   view: HistogramView,
@@ -185,7 +185,7 @@ class Picture {
     });
   }
 
-  /** Below the quantiles, and only where something was recorded: it must not be taken for the median, nor go on for it. */
+  /** Below the quantiles, and only where something was recorded: it must not look like the median or continue it. */
   zeroLine(): void {
     const { context, view, colors } = this;
     const [least = 0, most = 0] = [view.edges[0], view.edges.at(-1)];
@@ -335,10 +335,10 @@ class Picture {
     const [smallest, largest] = [view.smallest[last] ?? Number.NaN, view.largest[last] ?? Number.NaN];
     named.push({ text: largest > most ? "max ↑" : "max", value: largest, rank: 2 });
     named.push({ text: smallest < least ? "min ↓" : "min", value: smallest, rank: 2 });
-    const taken: number[] = [];
+    const labeled: number[] = [];
     const yOf = (value: number) => Math.min(Math.max(this.y(value), box.top + 5), box.top + box.height - 5);
     const isFree = (value: number) =>
-      !Number.isNaN(value) && taken.every((other) => Math.abs(other - yOf(value)) >= 12);
+      !Number.isNaN(value) && labeled.every((other) => Math.abs(other - yOf(value)) >= 12);
     const x = Math.min(this.x(view.right[last] ?? 0), LEFT + box.width) + 7;
     if (x < LEFT) return; // zoomed into what comes after it
     context.textAlign = "left";
@@ -348,7 +348,7 @@ class Picture {
     const ranked = [0, 1, 2].flatMap((rank) => named.filter((line) => line.rank === rank));
     for (const { text, value, rank } of ranked) {
       if (!isFree(value)) continue;
-      taken.push(yOf(value));
+      labeled.push(yOf(value));
       context.fillStyle = rank === 0 ? colors.text : colors.muted;
       write(text, yOf(value));
     }

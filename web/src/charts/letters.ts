@@ -2,7 +2,7 @@
 
 import type { Palette } from "./colors";
 
-/** Letters on a rim of the ground: whatever lies below does not run through them, and is not hidden as by a box. */
+/** Text with an outline in the background color: readable above lines without hiding them behind a box. */
 export function rimmed(
   context: CanvasRenderingContext2D,
   text: string,

@@ -33,7 +33,7 @@ test("curves of other steps share an axis: a step that one lacks is no gap in it
   expect(joined[7]).toEqual([undefined, 5, undefined, 6]);
 });
 
-test("the axis of values fits the steps in sight, and the line that crosses them", () => {
+test("the value axis fits the visible steps, and a line that crosses them", () => {
   const data: [number[], ...number[][]] = [
     [0, 10, 20, 30],
     [1, 2, 3, 99],

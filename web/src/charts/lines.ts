@@ -63,7 +63,7 @@ export function lineColumns(curves: readonly Curve[], log: boolean): uPlot.Align
   );
 }
 
-/** Lowest and highest number drawn at the steps in sight, with some room. */
+/** Lowest and highest number at the visible steps, with a margin. */
 export function valueSpan(data: uPlot.AlignedData, log: boolean, span: Span): Span {
   let [min, max] = [Number.POSITIVE_INFINITY, Number.NEGATIVE_INFINITY];
   const [steps, ...columns] = data;

@@ -76,7 +76,7 @@ export function readBy(columns: Columns | undefined, step: number | null): numbe
   return Math.min(Math.max(step, columns.first_steps[at] ?? step), columns.last_steps[at] ?? step);
 }
 
-/** The place of that line as a share of the plot's width; far outside where the step is not in sight. */
+/** The position of that line as a share of the plot's width; far outside where the step is not visible. */
 export function crossing(step: number | null, span: Span): number | null {
   return step === null ? null : step < span.min || step > span.max ? -99 : xOf(step, span, 1);
 }

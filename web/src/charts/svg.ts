@@ -3,14 +3,14 @@
 type Point = readonly [x: number, y: number];
 type Style = string | CanvasGradient | CanvasPattern;
 
-/** Whoever draws a canvas says how to draw it again; `exporting` is with all that stands beside it on the page. */
+/** How to draw each canvas again; `exporting` adds what is beside the canvas on the page. */
 const drawers = new WeakMap<HTMLCanvasElement, (exporting: boolean) => void>();
 
 export function drawnBy(canvas: HTMLCanvasElement, draw: (exporting: boolean) => void): void {
   drawers.set(canvas, draw);
 }
 
-/** The canvas as it is exporting, for as long as `use` needs it. */
+/** Draws the canvas as it is exported, for as long as `use` needs it. */
 export function forExport<T>(canvas: HTMLCanvasElement, use: (draw: () => void) => T): T {
   const draw = drawers.get(canvas);
   try {

@@ -1,4 +1,4 @@
-/** Where a tip stands: beside the pointer, inside the picture. */
+/** The position of a tooltip: beside the pointer, inside the picture. */
 
 /** Along one direction: after the pointer where there is room, else before it, else at the end of the room. */
 export function after(at: number, size: number, room: number, gap = 14): number {

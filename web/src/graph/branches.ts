@@ -58,7 +58,7 @@ export class Branches {
     return flow?.source === NOTHING ? this.#port(this.#parent(group), flow.tensor) : null;
   }
 
-  /** The node that gave the tensor of a flow; null where several did, or nobody knows. */
+  /** The node that produced the tensor of a flow; null where there are several, or it is unknown. */
   #origin(group: number, flow: Flow): number | null {
     if (flow.source === NOTHING) {
       const outer = this.orders.get(this.#parent(group));

@@ -18,7 +18,7 @@ export function seen(camera: Camera, width: number, height: number): Rect {
   return { x: camera.x, y: camera.y, width: width / camera.scale, height: height / camera.scale };
 }
 
-/** The whole in sight, but not so small that names cannot be read: then its top. */
+/** Shows everything, or the top where names would be too small to read. */
 export function fitted(size: Rect, width: number, height: number, smallest = 0): Camera {
   const scale = Math.min(
     Math.max(
@@ -46,7 +46,7 @@ export function panned(camera: Camera, dx: number, dy: number): Camera {
   return { ...camera, x: camera.x - dx / camera.scale, y: camera.y - dy / camera.scale };
 }
 
-/** Moved to have a box in the middle, if it is not in sight. */
+/** Moved so that a box is in the middle, if it is not visible. */
 export function centring(camera: Camera, box: Rect, width: number, height: number): Camera {
   const { x, y, scale } = revealing(camera, box, width, height);
   return {
@@ -56,7 +56,7 @@ export function centring(camera: Camera, box: Rect, width: number, height: numbe
   };
 }
 
-/** Moved as little as needed to have a box in sight. */
+/** Moved as little as needed to make a box visible. */
 export function revealing(camera: Camera, box: Rect, width: number, height: number): Camera {
   const margin = 24 / camera.scale;
   const along = (at: number, room: number, from: number, size: number): number => {

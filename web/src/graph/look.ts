@@ -1,4 +1,4 @@
-/** Colors of the graph, taken from the style sheet so that a theme is defined once. */
+/** Colors of the graph, read from the style sheet so that a theme is defined once. */
 
 export interface Look {
   readonly text: string;

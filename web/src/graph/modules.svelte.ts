@@ -2,7 +2,7 @@
 
 import { untrack } from "svelte";
 import { type Cell, nodeTable } from "../charts/export";
-import { factsIn, held, stepsText } from "../format";
+import { factsIn, statText, stepsText } from "../format";
 import type { PageState } from "../pagestate.svelte";
 import { ask, Resource } from "../resource.svelte";
 import { keysIn, keysText } from "../selection";
@@ -44,7 +44,7 @@ export class ModuleGraph {
     return run === null ? null : `api/run/${encodeURIComponent(run)}`;
   });
 
-  /** The merge that is looked at, instead of a site: once it is known what meets there. */
+  /** The selected merge, once its branches are known. */
   readonly merge = $derived.by(() => {
     void this.version;
     const [{ merge }, scene] = [this.#page.selection, this.scene];
@@ -66,7 +66,7 @@ export class ModuleGraph {
     return node === null ? site : (this.scene?.graph.sites[node] ?? site);
   });
 
-  /** From the whole to what was entered. */
+  /** The groups from the root to the entered one. */
   readonly path = $derived.by(() => {
     void this.version;
     return this.scene?.chain(this.scene.entered) ?? [];
@@ -83,7 +83,7 @@ export class ModuleGraph {
     return found;
   });
 
-  /** What was found, by node. Notes are no alarm. */
+  /** Titles of findings by node, without notes. */
   readonly #alarms = $derived.by(() => {
     const found = new Map<number, string[]>();
     for (const { site, severity, title } of this.findings.value?.findings ?? []) {
@@ -99,7 +99,7 @@ export class ModuleGraph {
     return new Set([...this.#alarms.keys()].flatMap((node) => this.scene?.shownFor(node) ?? []));
   });
 
-  /** Colors of a node: several for one that stands for others. Asked for at every frame, so they are known. */
+  /** Colors of a node: several for one that stands for others. Cached, because every frame reads them. */
   readonly fills = $derived.by(() => {
     const [scene, fillOf, missing] = [this.scene, this.coloring.fillOf, this.coloring.missing];
     const known = new Map<number, readonly string[]>();
@@ -208,7 +208,7 @@ export class ModuleGraph {
     if (numbers !== null && at >= 0)
       rows.push([
         `${kind} ${numbers.stat}${context && ` in ${context}`}`,
-        `${held(numbers.values[at] ?? Number.NaN)} ${stepsText(numbers.steps[at] ?? 0)}`,
+        `${statText(numbers.values[at] ?? Number.NaN)} ${stepsText(numbers.steps[at] ?? 0)}`,
       ]);
     for (const [each, titles] of this.#alarms)
       if (scene.shownFor(each) === node) for (const title of titles) rows.push(["finding", title]);
@@ -222,7 +222,7 @@ export class ModuleGraph {
     this.findings.load(this.#address && `${this.#address}/findings`, `${this.#address}`);
   }
 
-  /** An answer that says nothing new must not move what somebody looks at, and neither must a run of the same model. */
+  /** The scene stays when the answer has the same graph, also that of another run of the same model. */
   #take(): void {
     const value = this.graph.value;
     untrack(() => {
@@ -231,7 +231,7 @@ export class ModuleGraph {
     });
   }
 
-  /** The list of sites selects in the graph too: what hides the node is opened, unless the address says what is open. */
+  /** Follow a selection in the list of sites: open the groups around the node, unless the address says what is open. */
   #follow(): void {
     const { site, run } = this.#page.selection;
     const scene = this.scene;

@@ -1,4 +1,4 @@
-/** Where a scene is looked at from: all of it at first, later wherever somebody moved. */
+/** The camera of a scene: it shows everything until the user moves it. */
 
 import { type Camera, centring, fitted, panned, zoomed } from "./camera";
 import type { Scene } from "./scene";
@@ -10,30 +10,30 @@ export class Viewpoint {
   width = $state(0);
   height = $state(0);
   camera = $state.raw<Camera>({ x: 0, y: 0, scale: 1 });
-  /** Whether somebody moved the camera: until then it follows the size of the window. */
+  /** Whether the user moved the camera: until then it follows the size of the window. */
   #touched = false;
   /** The node that is to stay where it is on the screen when the scene is arranged anew. */
-  #held: { node: number; x: number; y: number } | null = null;
+  #anchor: { node: number; x: number; y: number } | null = null;
   #fittedFor: Scene | null = null;
   #fittedTo = -1;
 
-  /** After a new arrangement: all in sight at first, and later what was held stays where it was. */
+  /** After a new arrangement: show everything at first; later the anchored node stays at its position. */
   place(scene: Scene, selected: number | null): void {
     if (scene.size.width === 0) return;
     if (this.#fittedTo !== scene.entered || !isAlike(this.#fittedFor, scene)) this.#touched = false;
     this.#fittedFor = scene;
     this.#fittedTo = scene.entered;
-    const held = this.#held;
-    this.#held = null;
-    if (!this.#touched && held === null) {
+    const anchor = this.#anchor;
+    this.#anchor = null;
+    if (!this.#touched && anchor === null) {
       this.#fit(scene);
       if (selected !== null) this.reveal(scene, selected);
       return;
     }
-    const box = held === null ? null : scene.box(held.node);
+    const box = anchor === null ? null : scene.box(anchor.node);
     const { scale } = this.camera;
-    if (held !== null && box !== null)
-      this.camera = { scale, x: box.x + box.width / 2 - held.x / scale, y: box.y - held.y / scale };
+    if (anchor !== null && box !== null)
+      this.camera = { scale, x: box.x + box.width / 2 - anchor.x / scale, y: box.y - anchor.y / scale };
   }
 
   #fit({ size }: Scene): void {
@@ -43,12 +43,12 @@ export class Viewpoint {
     this.camera = whole.scale >= WHOLE ? whole : fitted(size, this.width, this.height, wide);
   }
 
-  /** Keep a node where it is on the screen, whatever becomes of the scene around it. */
+  /** Keep a node at its position on the screen while the scene around it changes. */
   hold(scene: Scene, node: number): void {
     this.#touched = true;
     const box = scene.box(node);
     const { x, y, scale } = this.camera;
-    if (box !== null) this.#held = { node, x: (box.x + box.width / 2 - x) * scale, y: (box.y - y) * scale };
+    if (box !== null) this.#anchor = { node, x: (box.x + box.width / 2 - x) * scale, y: (box.y - y) * scale };
   }
 
   reveal(scene: Scene, node: number): void {

@@ -53,8 +53,8 @@ export function nextTo(scene: Scene, from: number, direction: Direction): number
     const [ox, oy] = [box.x + box.width / 2 - x, (box.open ? box.y + 11 : box.y + box.height / 2) - y];
     const ahead = ox * dx + oy * dy;
     if (ahead < 6) continue;
-    const aside = Math.abs(dx !== 0 ? oy : ox);
-    const cost = ahead + 2.5 * aside;
+    const sideways = Math.abs(dx !== 0 ? oy : ox);
+    const cost = ahead + 2.5 * sideways;
     if (best === null || cost < best.cost) best = { node: box.node, cost };
   }
   return best?.node ?? null;

@@ -7,11 +7,11 @@ const MOST_CURVES = 8;
 /** The requested types; without a request as many as can be distinguished, spread over all, with the selected one. */
 export function typesShown(
   types: readonly string[],
-  wished: readonly string[],
+  requested: readonly string[],
   runs: number,
   chosen: string | null,
 ): string[] {
-  const there = wished.filter((type) => types.includes(type));
+  const there = requested.filter((type) => types.includes(type));
   if (there.length > 0) return there;
   const room = Math.max(Math.floor(MOST_CURVES / Math.max(runs, 1)), 1);
   if (types.length <= room) return [...types];

@@ -57,7 +57,7 @@ export interface Scale {
 
 const LOG_FROM = 100;
 
-/** The range of what is in sight: the whole always has more than its nodes. */
+/** The range of the visible closed nodes: a group always has more than the nodes inside it. */
 export function scaleOf(numbers: ReadonlyMap<number, number>, scene: Scene): Scale | null {
   const seen = scene.boxes.flatMap((box) => (box.open ? [] : (numbers.get(box.node) ?? [])));
   if (seen.length === 0) return null;

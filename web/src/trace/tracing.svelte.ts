@@ -6,7 +6,7 @@ import { lastUntil } from "../charts/scale";
 import { NOTHING } from "../graph/order";
 import type { Scene } from "../graph/scene";
 import { isClosed, isFile } from "../offline";
-import { type PageState, UNTOUCHED } from "../pagestate.svelte";
+import { NOTHING_SELECTED, type PageState } from "../pagestate.svelte";
 import { Resource } from "../resource.svelte";
 import type { Selection } from "../selection";
 import type {
@@ -212,7 +212,10 @@ export class Tracing {
     this.#pinned = key;
     const at = entry.step === null || step !== null ? {} : { step: entry.step };
     if (trace !== entry.name)
-      this.page.select({ trace: entry.name, ...at, ...(this.#isLikeChosen(entry) ? {} : UNTOUCHED) }, false);
+      this.page.select(
+        { trace: entry.name, ...at, ...(this.#isLikeChosen(entry) ? {} : NOTHING_SELECTED) },
+        false,
+      );
     else if (step === null && !isKnown) this.page.select(at);
   }
 

@@ -22,7 +22,7 @@ export interface Picture {
   readonly marks: Marks;
 }
 
-/** All of it, as large as it can be read, whatever is in sight. */
+/** The whole graph at a readable size, whether it is visible or not. */
 export function paintAll(picture: Picture): void {
   const { x, y, width, height } = picture.scene.size;
   const [wide, high] = [width + 2 * ROOM, height + 2 * ROOM];

@@ -58,7 +58,7 @@ export function choicesOf(
   return choices;
 }
 
-/** Those of the wished context, or of the first there is. */
+/** The series of the requested context, or of the first one. */
 export function inContext(series: readonly SeriesEntry[], wanted: string | null): SeriesEntry[] {
   const context = contextAmong(contextsOf(series), wanted);
   return series.filter((entry) => entry.context === context);
