@@ -20,7 +20,7 @@ from layerscope.server.serve import PageServer
 from tests.browser.conftest import FLAGS, chromium
 from tests.browser.models import EXPLODING, STEPS, TRAININGS, train
 
-#: For each run, a site with much to see.
+#: A site for each run whose pictures show much.
 SITES = {
     "mlp": "hidden.1.0",
     "mlp-exploding": EXPLODING,
@@ -29,7 +29,7 @@ SITES = {
     "lstm": "lstm",
     "unet": "up2.conv1",
 }
-#: The trials with tensors of names, of which there is a view of its own.
+#: The runs with named tensors, shown in the view of tensors.
 NAMED = ("bugged", "fixed")
 NAMED_STEPS = 300
 #: Pictures of the documentation, by the views they are.
@@ -44,7 +44,7 @@ IMAGES = Path(__file__).parents[2] / "docs" / "images"
 SIZES = ((1280, 800), (1920, 1080))
 THEMES = ("dark", "light")
 #: Connected, and every run of the list has been checked.
-QUIET = """() => {
+READY = """() => {
   const rows = [...document.querySelectorAll("[data-testid=runs] [role=row]")];
   const connected = document.querySelector("[data-testid=live]")?.dataset.connected === "true";
   return connected && rows.length > 0 && rows.every((row) => row.querySelector("[data-testid=badge]") !== null);
@@ -63,7 +63,7 @@ def views(run: str) -> Iterator[tuple[str, dict[str, str]]]:
     yield "heatmap", {"view": "heatmap", "site": site, "step": step}
     yield "findings", {"view": "findings"}
     yield "traces", {"view": "traces", "op": "9"}
-    yield "traces-time", {"view": "traces", "tint": "elapsed_s"}
+    yield "traces-time", {"view": "traces", "traceColor": "elapsed_s"}
     other = {"mlp": "mlp-exploding", "mlp-exploding": "mlp"}.get(run, f"{run}-fast")
     for way in ("curves", "difference", "histograms"):
         both = {"view": "compare", "runs": other, "site": site, "step": str(STEPS // 2 - 1)}
@@ -72,15 +72,15 @@ def views(run: str) -> Iterator[tuple[str, dict[str, str]]]:
 
 
 def named_views() -> Iterator[tuple[str, dict[str, str]]]:
-    """The same of a run with named tensors."""
+    """Each view of a run with named tensors."""
     node = {"view": "tensors", "type": "05_iterations", "node": "before_sigmoid"}
     yield "tensors", node
     yield "tensors-beside", {**node, "beside": NAMED[1]}
     yield (
         "tensors-values",
-        {**node, "node": "memory", "sample": "0", "form": "image", "iteration": "2", "allLinks": "1"},
+        {**node, "node": "memory", "sample": "0", "valueForm": "image", "iteration": "2", "allLinks": "1"},
     )
-    for pane in ("samples", "metrics", "notes", "network", "own"):
+    for pane in ("samples", "metrics", "notes", "network", "custom"):
         yield f"tensors-{pane}", {**node, "pane": pane, "sample": "0"}
 
 
@@ -116,10 +116,10 @@ def photograph(browser: Browser, address: str, folder: Path, names: list[str], p
 
 
 def take(page: Page, address: str, picture: Path) -> None:
-    """The page at an address, once nothing is on its way any more."""
+    """A picture of the page at an address, once all answers are there."""
     page.goto("about:blank")
     page.goto(address)
-    page.wait_for_function(QUIET, timeout=120_000)
+    page.wait_for_function(READY, timeout=120_000)
     page.wait_for_load_state("networkidle")
     if "The server failed" in page.inner_text("body"):
         raise RuntimeError(f"{picture.stem} shows an error, see {address}")

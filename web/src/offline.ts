@@ -38,8 +38,8 @@ export async function inFile(path: string): Promise<ArrayBuffer | null> {
   const key = keyOf(path);
   const known = await answers;
   // A file holds the last step of each answer that has one; the answer names it.
-  const found = known.get(key) ?? (isClosed ? known.get(key.replace(/\nstep=[^\n]*/, "")) : undefined);
-  if (found !== undefined) return found;
+  const message = known.get(key) ?? (isClosed ? known.get(key.replace(/\nstep=[^\n]*/, "")) : undefined);
+  if (message !== undefined) return message;
   return isClosed ? null : fromHost(path);
 }
 
@@ -63,14 +63,14 @@ async function unpacked(): Promise<Map<string, ArrayBuffer>> {
   const whole = await new Response(stream).arrayBuffer();
   const length = new DataView(whole).getUint32(0, true);
   const head = JSON.parse(new TextDecoder().decode(new Uint8Array(whole, 4, length))) as FileIndex;
-  const found = new Map<string, ArrayBuffer>();
+  const messages = new Map<string, ArrayBuffer>();
   let at = 4 + length;
   head.paths.forEach((path, index) => {
     const size = head.sizes[index] ?? 0;
-    found.set(path, whole.slice(at, at + size));
+    messages.set(path, whole.slice(at, at + size));
     at += size;
   });
-  return found;
+  return messages;
 }
 
 function bytesOf(base64: string): Uint8Array<ArrayBuffer> {

@@ -30,8 +30,8 @@ test("an open group is a heading above its rows, a closed one shows what sums th
 });
 
 test("a search lists the tensors it finds, also those in closed groups", () => {
-  const found = heatRows(VIEW, new Set([rowKey(VIEW, 0)]), "a.*", "output");
-  expect(found.map((row) => row.at)).toEqual([1, 2]);
+  const rows = heatRows(VIEW, new Set([rowKey(VIEW, 0)]), "a.*", "output");
+  expect(rows.map((row) => row.at)).toEqual([1, 2]);
 });
 
 test("labels that would overlap give way to those of groups", () => {

@@ -29,9 +29,9 @@ export function snapped(page: PageState, step: number, plot: Element | null = nu
   // Columns are no wider than a pixel: the pointer could not hit a step between the ends of two.
   if (near !== undefined && Math.abs(near - step) * width <= span.max - span.min) return near;
   const all = together(among, traced);
-  const found = all[nearest(all, step)] ?? null;
+  const snap = all[nearest(all, step)] ?? null;
   // A plot has one more step on the left: the cross-hair stays inside the visible span.
-  return found !== null && found < span.min ? Math.ceil(Math.max(step, span.min)) : found;
+  return snap !== null && snap < span.min ? Math.ceil(Math.max(step, span.min)) : snap;
 }
 
 /** Pin the cross-hair to the neighboring step. */

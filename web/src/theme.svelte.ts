@@ -5,10 +5,10 @@ const KEY = "layerscope-theme";
 
 export class Theme {
   #system = matchMedia("(prefers-color-scheme: light)");
-  #asked = $state<Name | null>(remembered());
+  #chosen = $state<Name | null>(remembered());
   #light = $state(this.#system.matches);
 
-  readonly name = $derived<Name>(this.#asked ?? (this.#light ? "light" : "dark"));
+  readonly name = $derived<Name>(this.#chosen ?? (this.#light ? "light" : "dark"));
 
   constructor() {
     this.#system.addEventListener("change", (event) => {
@@ -20,9 +20,9 @@ export class Theme {
   }
 
   toggle(): void {
-    this.#asked = this.name === "dark" ? "light" : "dark";
+    this.#chosen = this.name === "dark" ? "light" : "dark";
     try {
-      localStorage.setItem(KEY, this.#asked);
+      localStorage.setItem(KEY, this.#chosen);
     } catch {
       // A browser that keeps nothing still has both themes.
     }

@@ -44,12 +44,12 @@ test("a closed node hides what is below it", () => {
 });
 
 test("a search finds sites by parts of their names, by stars and by kinds", () => {
-  const found = (text: string) =>
+  const matches = (text: string) =>
     rowsOf(treeOf(ENTRIES), new Set(["model.h"]), text).map((row) => row.node.path);
-  expect(found("0 mlp")).toEqual(["model.h.0.mlp", "model.h.0.mlp.weight"]);
-  expect(found("h.*.mlp")).toEqual(["model.h.0.mlp", "model.h.0.mlp.weight", "model.h.1.mlp"]);
-  expect(found("weight")).toEqual(["model.h.0.mlp.weight"]);
-  expect(found("[a-z]")).toEqual([]);
+  expect(matches("0 mlp")).toEqual(["model.h.0.mlp", "model.h.0.mlp.weight"]);
+  expect(matches("h.*.mlp")).toEqual(["model.h.0.mlp", "model.h.0.mlp.weight", "model.h.1.mlp"]);
+  expect(matches("weight")).toEqual(["model.h.0.mlp.weight"]);
+  expect(matches("[a-z]")).toEqual([]);
 });
 
 test("chips that do not fit are left over", () => {

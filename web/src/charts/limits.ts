@@ -71,9 +71,9 @@ export function drawLimits(
   for (const { texts, index, place } of named ? shown : []) {
     const others = shown.flatMap((other) => (other.index === index ? [] : [other.place]));
     const sized = texts.map((text) => ({ text, wide: context.measureText(text).width }));
-    const found = besideLine(field, place, index, sized, others);
-    if (found === null) continue;
-    const [text, x, y] = found;
+    const label = besideLine(field, place, index, sized, others);
+    if (label === null) continue;
+    const [text, x, y] = label;
     context.fillStyle = colors.text;
     rimmed(context, text, x, y, colors);
   }

@@ -21,7 +21,7 @@ export class Branches {
   into(merge: number): readonly Branch[] {
     const group = this.#parent(merge);
     const order = this.orders.get(group);
-    const found = new Map<string, Branch>();
+    const distinct = new Map<string, Branch>();
     for (const target of order?.targets ?? []) {
       if (target.child !== merge) continue;
       const flow = order?.flows[target.flow];
@@ -36,9 +36,9 @@ export class Branches {
                 node: this.#origin(group, flow),
               },
             ];
-      for (const branch of branches) found.set(`${branch.inputOf} ${branch.port} ${branch.node}`, branch);
+      for (const branch of branches) distinct.set(`${branch.inputOf} ${branch.port} ${branch.node}`, branch);
     }
-    return [...found.values()];
+    return [...distinct.values()];
   }
 
   /** The call that a group is, or that it is inside of. */

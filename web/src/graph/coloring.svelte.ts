@@ -42,7 +42,7 @@ export class Coloring {
 
   readonly #ofKind = $derived.by(() => this.#series.filter((entry) => entry.kind === this.kind));
 
-  /** The mode asked for, or where the kind has none of it, the one it has. */
+  /** The mode query for, or where the kind has none of it, the one it has. */
   readonly mode = $derived.by(() => {
     const wanted = this.#page.selection.mode ?? "train";
     return this.#ofKind.some((entry) => entry.mode === wanted) ? wanted : (this.#ofKind[0]?.mode ?? wanted);
@@ -91,10 +91,10 @@ export class Coloring {
       return;
     }
     const address = `api/run/${encodeURIComponent(run)}`;
-    const asked = `kind=${this.kind}&stat=${encodeURIComponent(stat)}&mode=${mode}&context=${encodeURIComponent(context)}`;
+    const query = `kind=${this.kind}&stat=${encodeURIComponent(stat)}&mode=${mode}&context=${encodeURIComponent(context)}`;
     const identity = `${run} ${this.kind} ${stat} ${mode} ${context}`;
     const more = isClosed ? "&tensors=1" : stepOf(this.#page);
-    this.#answer.load(`${address}/graph-numbers?${asked}${more}`, identity);
+    this.#answer.load(`${address}/graph-numbers?${query}${more}`, identity);
   }
 
   #loadHeats(): (() => void) | undefined {
@@ -103,14 +103,14 @@ export class Coloring {
     const abort = new AbortController();
     const contexts = [...new Set([numbers.context, ...numbers.contexts])];
     const kinds = [...new Set([numbers.kind, numbers.kind.replace("output", "tensor")])];
-    const asked = contexts.flatMap((context) =>
+    const requests = contexts.flatMap((context) =>
       kinds.map(async (kind) => {
         const which = `kind=${kind}&stat=${encodeURIComponent(numbers.stat)}&mode=${numbers.mode}`;
         const path = `api/run/${encodeURIComponent(run ?? "")}/heatmap?${which}&context=${encodeURIComponent(context)}&rank=0`;
         return [context, await ask<HeatMapView>(path, abort.signal)] as const;
       }),
     );
-    void Promise.allSettled(asked).then((answers) => {
+    void Promise.allSettled(requests).then((answers) => {
       if (!abort.signal.aborted)
         this.#heats = answers.flatMap((answer) => (answer.status === "fulfilled" ? [answer.value] : []));
     });

@@ -74,8 +74,8 @@ function inOrder(ports: readonly Port[], inner: Ordering | undefined, layer: num
     return inner?.flows[flow]?.tensor ?? NOTHING;
   });
   const at = (port: Port) => {
-    const found = tensors.indexOf(port.tensor);
-    return found < 0 || port.tensor === NOTHING ? tensors.length : found;
+    const index = tensors.indexOf(port.tensor);
+    return index < 0 || port.tensor === NOTHING ? tensors.length : index;
   };
   return [...ports].sort((a, b) => at(a) - at(b));
 }

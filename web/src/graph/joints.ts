@@ -11,31 +11,31 @@ interface Joints {
   readonly spots: ReadonlyMap<Line, readonly [start: string, end: string]>;
   /** Lines that come into their group from nowhere: from what no module made. */
   readonly unsourced: ReadonlySet<Line>;
-  /** Those of nodes that were asked for. */
+  /** Cached lines of nodes. */
   readonly flows: Map<number, ReadonlySet<Line>>;
 }
 
 const KNOWN = new WeakMap<readonly Drawn[], Joints>();
 
-/** The lines from and to a node, with all pieces that continue them; asked for at every frame. */
+/** The lines from and to a node, with all pieces that continue them; cached, because every frame reads them. */
 export function flowsAt(drawn: readonly Drawn[], node: number): ReadonlySet<Line> {
   const joints = jointsOf(drawn);
   const known = joints.flows.get(node);
   if (known !== undefined) return known;
-  const found = new Set<Line>();
-  joints.flows.set(node, found);
+  const pieces = new Set<Line>();
+  joints.flows.set(node, pieces);
   const follow = (line: Line, ahead: boolean): void => {
-    found.add(line);
+    pieces.add(line);
     const [start = "", end = ""] = joints.spots.get(line) ?? [];
     const next = ahead ? joints.from.get(end) : joints.to.get(start);
-    for (const piece of next ?? []) if (!found.has(piece)) follow(piece, ahead);
+    for (const piece of next ?? []) if (!pieces.has(piece)) follow(piece, ahead);
   };
   for (const { lines } of drawn)
     for (const line of lines) {
       if (line.source === node) follow(line, true);
       if (line.target === node) follow(line, false);
     }
-  return found;
+  return pieces;
 }
 
 /** Where the pieces of all lines meet; the same as long as nothing is arranged anew. */

@@ -74,24 +74,24 @@ export class ModuleGraph {
 
   readonly outlined = $derived.by(() => {
     void this.version;
-    const found = new Map<number, string>();
+    const colors = new Map<number, string>();
     this.pins.forEach((site, at) => {
       const node = this.scene?.named(site) ?? null;
       const seen = node === null ? null : (this.scene?.shownFor(node) ?? null);
-      if (seen !== null) found.set(seen, this.pinColor(at));
+      if (seen !== null) colors.set(seen, this.pinColor(at));
     });
-    return found;
+    return colors;
   });
 
   /** Titles of findings by node, without notes. */
   readonly #alarms = $derived.by(() => {
-    const found = new Map<number, string[]>();
+    const titles = new Map<number, string[]>();
     for (const { site, severity, title } of this.findings.value?.findings ?? []) {
       // One without a site is about the training as a whole.
       const node = severity === "note" || site === "" ? null : this.nodeOf(site);
-      if (node !== null) found.set(node, [...(found.get(node) ?? []), title]);
+      if (node !== null) titles.set(node, [...(titles.get(node) ?? []), title]);
     }
-    return found;
+    return titles;
   });
 
   readonly alarmed = $derived.by<ReadonlySet<number>>(() => {

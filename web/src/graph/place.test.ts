@@ -38,10 +38,10 @@ function placedAs(given: Case): Placement {
   return place(unpacked(given.order), (child) => extents.get(child) ?? nothing, given.frame);
 }
 
-function near(found: readonly number[], wanted: readonly number[]): void {
-  expect(found.length).toBe(wanted.length);
-  found.forEach((x, at) => {
-    expect(x).toBeCloseTo(wanted[at] ?? Number.NaN, 4);
+function near(actual: readonly number[], expected: readonly number[]): void {
+  expect(actual.length).toBe(expected.length);
+  actual.forEach((x, at) => {
+    expect(x).toBeCloseTo(expected[at] ?? Number.NaN, 4);
   });
 }
 

@@ -93,9 +93,9 @@ export class Scene {
 
   /** From the whole down to a node. */
   chain(node: number): number[] {
-    const found: number[] = [];
-    for (let at = node; at !== NOTHING; at = this.parent(at)) found.unshift(at);
-    return found;
+    const nodes: number[] = [];
+    for (let at = node; at !== NOTHING; at = this.parent(at)) nodes.unshift(at);
+    return nodes;
   }
 
   box(node: number): Box | null {
@@ -238,17 +238,17 @@ const NONE: Extent = { width: 0, height: 0, entries: NO_PORTS, exits: NO_PORTS }
 
 /** Tensors outside a child by those inside that continue them. */
 function entering(ordering: Ordering, child: number): Outside {
-  const found = new Map<number, number[]>();
+  const tensors = new Map<number, number[]>();
   for (const { flow, child: target, into } of ordering.targets)
-    if (target === child && into !== NOTHING) push(found, into, ordering.flows[flow]?.tensor ?? NOTHING);
-  return found;
+    if (target === child && into !== NOTHING) push(tensors, into, ordering.flows[flow]?.tensor ?? NOTHING);
+  return tensors;
 }
 
 function leaving(ordering: Ordering, child: number): Outside {
-  const found = new Map<number, number[]>();
+  const tensors = new Map<number, number[]>();
   for (const { source, outOf, tensor } of ordering.flows)
-    if (source === child && outOf !== NOTHING) push(found, outOf, tensor);
-  return found;
+    if (source === child && outOf !== NOTHING) push(tensors, outOf, tensor);
+  return tensors;
 }
 
 function push(into: Map<number, number[]>, key: number, value: number): void {

@@ -19,13 +19,13 @@ export interface Hit {
 
 /** What lies at a point of the scene: the innermost. */
 export function hitAt(scene: Scene, x: number, y: number): Hit | null {
-  let found: Box | null = null;
+  let deepest: Box | null = null;
   for (const box of scene.boxes) {
     if (x < box.x || x > box.x + box.width || y < box.y || y > box.y + box.height) continue;
-    if (found === null || box.depth >= found.depth) found = box;
+    if (deepest === null || box.depth >= deepest.depth) deepest = box;
   }
-  if (found === null) return null;
-  return { node: found.node, onChevron: onChevron(scene, found, x, y) };
+  if (deepest === null) return null;
+  return { node: deepest.node, onChevron: onChevron(scene, deepest, x, y) };
 }
 
 function onChevron(scene: Scene, box: Box, x: number, y: number): boolean {

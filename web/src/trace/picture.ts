@@ -204,8 +204,8 @@ export function readAt(view: ValueView, layout: Layout, x: number, y: number): s
   const cells =
     view.picture === "image" && view.tiles === 3 ? [at, at + size, at + 2 * size] : [tile * size + at];
   const words = cells.map((cell) => {
-    const found = view.cells[cell] ?? 0;
-    return Number.isNaN(found) ? "NaN" : worded(found, 5);
+    const cellValue = view.cells[cell] ?? 0;
+    return Number.isNaN(cellValue) ? "NaN" : worded(cellValue, 5);
   });
   const isCut = view.row_step * view.column_step > 1;
   const what = !isCut ? "" : view.picture === "image" ? "mean " : "largest ";

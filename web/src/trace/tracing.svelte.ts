@@ -33,7 +33,7 @@ export class Tracing {
   readonly operation = new Resource<OperationView>();
   readonly value = new Resource<ValueView>();
   readonly gradient = new Resource<ValueView>();
-  readonly found = new Resource<OperationList>();
+  readonly operations = new Resource<OperationList>();
 
   search = $state("");
   /** Room for a picture, in pixels. */
@@ -51,7 +51,7 @@ export class Tracing {
     $effect(() => this.#loadOverview());
     $effect(() => this.#loadOperation());
     $effect(() => this.#loadValues());
-    $effect(() => this.#loadFound());
+    $effect(() => this.#loadOperations());
     $effect(() => this.#arrange());
     $effect(() => this.#reveal());
   }
@@ -124,15 +124,15 @@ export class Tracing {
     this.page.selection.run === null ? null : `api/run/${encodeURIComponent(this.page.selection.run)}`,
   );
 
-  /** What the search found, and how many there are. */
+  /** The results of the search, and how many there are. */
   readonly results = $derived.by(() => {
     const words = this.search.toLowerCase().split(/\s+/);
     const fits = (link: OperationLink) =>
       words.every((word) => `${link.label} ${link.module.toLowerCase()}`.includes(word));
-    const links = this.found.value?.operations.filter(fits) ?? [];
+    const links = this.operations.value?.operations.filter(fits) ?? [];
     return {
       links: links.slice(0, MOST_FOUND),
-      count: isFile ? links.length : (this.found.value?.found ?? 0),
+      count: isFile ? links.length : (this.operations.value?.found ?? 0),
     };
   });
 
@@ -287,12 +287,12 @@ export class Tracing {
     return this.#path("value", ...more, `width=${this.width}`, `height=${Math.round(this.width * 0.75)}`);
   }
 
-  #loadFound(): void {
+  #loadOperations(): void {
     const text = this.search.trim();
-    // A file has the whole list, and what was found is filtered in any case.
+    // A file has the whole list: the page filters it.
     const path =
       text === "" ? null : this.#path("operations", `search=${isFile ? "" : encodeURIComponent(text)}`);
-    this.found.load(path, `${this.#address}/${this.entry?.name}`);
+    this.operations.load(path, `${this.#address}/${this.entry?.name}`);
   }
 
   /** Open what is around an operation that was chosen elsewhere than in the picture: by a link, a search, an address. */

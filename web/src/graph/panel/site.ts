@@ -80,8 +80,8 @@ function ownerOf(site: string): string {
 
 function partner(among: readonly SeriesEntry[], value: SeriesEntry): SeriesEntry | null {
   const kind = GRADIENT[value.kind];
-  const found = among.filter((entry) => entry.kind === kind && entry.site === value.site);
-  return found.find((entry) => placeIn(entry.port) === placeIn(value.port)) ?? found[0] ?? null;
+  const gradients = among.filter((entry) => entry.kind === kind && entry.site === value.site);
+  return gradients.find((entry) => placeIn(entry.port) === placeIn(value.port)) ?? gradients[0] ?? null;
 }
 
 /** Which of several tensors a port is: the same for a value and its gradient. */
