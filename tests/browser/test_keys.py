@@ -47,7 +47,7 @@ def test_the_help_is_read_without_scrolling_and_teaches_the_graph(visit: Visit, 
     expect(page.get_by_test_id("run-title")).to_have_text("a")
     page.keyboard.press("?")
     help_ = page.get_by_role("dialog", name="Help")
-    for word in ("double click, or its chevron", "column", "circle", "Color"):
+    for word in ("click its chevron", "column", "circle", "Color"):
         expect(help_).to_contain_text(word)
     assert help_.evaluate("element => element.scrollHeight <= element.clientHeight")
     page.set_viewport_size({"width": 900, "height": 400})

@@ -285,7 +285,7 @@ def test_picture_and_place_are_in_the_address_and_kept_for_the_next_operation(vi
     page.get_by_label("sample").fill("1")
     page.get_by_role("button", name="matrix").click()
     page.get_by_label("channel").fill("3")
-    expect(page).to_have_url(re.compile(r"picture=matrix.*at=1\.3|at=1\.3.*picture=matrix"))
+    expect(page).to_have_url(re.compile(r"picture=matrix.*valueIndex=1\.3|valueIndex=1\.3.*picture=matrix"))
     page.get_by_role("button", name="Next operation").click()
     expect(page.get_by_test_id("op-label")).to_have_text(re.compile("conv2d_2"))
     for _ in range(2):
