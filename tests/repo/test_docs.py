@@ -19,6 +19,31 @@ LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 TEST = re.compile(r"`(tests/[\w/]+\.py)::(\w+)`")
 
 
+COLUMNS = 100
+
+
+def prose_lines(page: Path) -> list[tuple[int, str]]:
+    """Numbered lines of running text, without the targets of links; no code, tables, headings, images or comments."""
+    lines, in_code = [], False
+    for number, line in enumerate(page.read_text(encoding="utf-8").splitlines(), 1):
+        if line.lstrip().startswith("```"):
+            in_code = not in_code
+        elif not in_code and not line.startswith(("|", "#", "![", "<!--")):
+            lines.append((number, re.sub(r"\]\([^)]*\)", "]", line)))
+    return lines
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_prose_is_wrapped(page: Path) -> None:
+    assert [f"{number}: {line}" for number, line in prose_lines(page) if len(line) > COLUMNS] == []
+
+
+def test_the_index_links_every_page() -> None:
+    index = ROOT / "docs/README.md"
+    linked = {(index.parent / link.partition("#")[0]).resolve() for link in LINK.findall(index.read_text("utf-8"))}
+    assert {page for page in PAGES if page.parent == index.parent} - linked == {index}
+
+
 def slug(heading: str) -> str:
     """The anchor of a heading, as code forges make it."""
     return re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-")
