@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from transformers import GPT2Config, GPT2LMHeadModel
 
 import layerscope as ls
-from layerscope.graph.module_nodes import ModuleBoxes, ModuleBoxRole
+from layerscope.graph.blocks import BlockRole
+from layerscope.graph.module_blocks import ModuleBlocks
 from layerscope.model.records import CallGraph
 
 
@@ -269,5 +270,5 @@ def test_where_flows_meet_is_told_by_the_tensor_and_not_by_where_they_come_from(
     joins = {edge.target: edge.join for edge in graph.edges}
     assert {edge.join for edge in graph.edges if edge.target == "d"} == {"c input.0"}
     assert [joins[target] for target in "acdef"] == ["", "c input.0", "c input.0", "e input.0", "c input.0"]
-    merges = [part for part in ModuleBoxes(graph).parts if part.role is ModuleBoxRole.MERGE]
+    merges = [part for part in ModuleBlocks(graph).blocks if part.role is BlockRole.MERGE]
     assert len(merges) == 3  # the sum, the product, and what goes out

@@ -11,7 +11,7 @@ from typing import Any
 from layerscope.graph.collapse import Opening, collapse
 from layerscope.graph.edge_routes import GroupFrame, Placement
 from layerscope.graph.layout_x import SpanX
-from layerscope.graph.module_order import Ordered
+from layerscope.graph.order import OrderedGroup
 from layerscope.graph.place import place
 from layerscope.model.trace_record import TraceRecord
 from layerscope.views.draw.picture import orderings
@@ -46,7 +46,7 @@ def _groups(name: str, record: TraceRecord, depth: int, longer: float = 0.0) -> 
         placed = place(ordering, extents, GroupFrame(14.0, 22.0 if title else 0.0, title, folds=False))
         yield {
             "name": f"{name}, group {group}",
-            "order": asdict(group_order(group, Ordered(ordering, {}, {}), {}, {})),
+            "order": asdict(group_order(group, OrderedGroup(ordering, {}, {}), {}, {})),
             "frame": {"padding": 14.0, "titleHeight": 22.0 if title else 0.0, "titleWidth": title},
             "extents": [[child, *_extent(extents[child])] for child in sorted(children)],
             "placed": _placed(placed),

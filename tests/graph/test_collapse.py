@@ -7,8 +7,9 @@ from dataclasses import replace
 import pytest
 
 from layerscope.errors import SelectError
+from layerscope.graph.blocks import BlockRole
 from layerscope.graph.collapse import MOST_READABLE, Drawable, Opening, collapse
-from layerscope.graph.op_blocks import BlockRole, passes_text
+from layerscope.graph.trace_blocks import passes_text
 from layerscope.model.trace_record import TraceRecord
 from tests.views import graphs
 
@@ -38,7 +39,7 @@ def test_unrolled_and_fully_open_every_operation_is_a_node_and_every_parent_an_e
     assert sorted(op for block in drawn.visible() for op in block.operations) == [o.index for o in record.operations]
     assert all(len(block.operations) == 1 for block in drawn.visible())
     found = {
-        (drawn.nesting.blocks[edge.source].operations[0], drawn.nesting.blocks[edge.target].operations[0])
+        (drawn.tree.blocks[edge.source].operations[0], drawn.tree.blocks[edge.target].operations[0])
         for edge in drawn.edges
     }
     assert found == pairs(record)
@@ -101,7 +102,7 @@ def test_the_depth_is_the_deepest_that_can_be_read() -> None:
 def test_a_module_can_be_opened_whatever_the_depth() -> None:
     record = graphs.transformer(3)
     drawn = shown(record, Opening(depth=1, expanded=["transformer.h.1.mlp"]))
-    assert {block.path for block in drawn.nesting.blocks if block.index in drawn.open} == {
+    assert {block.path for block in drawn.tree.blocks if block.index in drawn.open} == {
         "",
         "transformer",
         "transformer.h.1",

@@ -8,7 +8,8 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-from layerscope.graph.module_nodes import ModuleBoxes, ModuleBoxRole
+from layerscope.graph.blocks import BlockRole
+from layerscope.graph.module_blocks import ModuleBlocks
 from layerscope.model.records import CallEdge, CallGraph, CallNode, ModuleNode
 from layerscope.query.matrix import MISSING, NAN, VALUE, Matrix, Question
 from layerscope.views.module_graph import NO_CALLS, ModuleGraph, PartNumbers
@@ -35,15 +36,15 @@ def flat(edges: str, names: str = "abcdef", classes: str = "") -> CallGraph:
 
 def arrows(graph: CallGraph) -> set[str]:
     """What is drawn inside the model: names of parts, `+` and a number for a merge."""
-    parts = ModuleBoxes(graph)
-    merges = [part.index for part in parts.parts if part.role is ModuleBoxRole.MERGE]
+    tree = ModuleBlocks(graph)
+    merges = [part.index for part in tree.blocks if part.role is BlockRole.MERGE]
 
     def name(part: int | None, outside: str) -> str:
         if part is None:
             return outside
-        return f"+{merges.index(part)}" if part in merges else parts.parts[part].site
+        return f"+{merges.index(part)}" if part in merges else tree.blocks[part].site
 
-    return {f"{name(wire.source, 'in')}>{name(wire.target, 'out')}" for wire in parts.wires[0]}
+    return {f"{name(wire.source, 'in')}>{name(wire.target, 'out')}" for wire in tree.wires[0]}
 
 
 def test_a_skip_and_its_branch_meet_before_they_go_on() -> None:
@@ -82,8 +83,8 @@ def test_a_name_with_the_mark_of_calls_is_still_a_module(site: str) -> None:
 
 def folded(graph: CallGraph) -> list[tuple[int, int]]:
     """How many children each repeat has, and after how many it begins again."""
-    parts = ModuleBoxes(graph)
-    return [(len(part.children), part.period) for part in parts.parts if part.role is ModuleBoxRole.REPEAT]
+    tree = ModuleBlocks(graph)
+    return [(len(part.children), part.period) for part in tree.blocks if part.role is BlockRole.REPEAT]
 
 
 def test_blocks_built_alike_are_folded_and_small_modules_only_when_they_are_many() -> None:

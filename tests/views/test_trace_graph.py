@@ -9,9 +9,10 @@ import torch
 from torch import nn
 
 import layerscope as ls
-from layerscope.graph.collapse import Hop, Hops, drawable
+from layerscope.graph.blocks import Hop
+from layerscope.graph.collapse import drawable
 from layerscope.graph.layers import name_layers
-from layerscope.graph.op_blocks import Nesting
+from layerscope.graph.trace_blocks import TraceBlocks, TraceFlows
 from layerscope.model.trace_record import TraceRecord
 from layerscope.views import trace_page
 from layerscope.views.trace_page import TraceGraph, TracePicture
@@ -35,8 +36,8 @@ def looped() -> Pass:
     return made
 
 
-def nested(record: TraceRecord, *, rolled: bool = True) -> Nesting:
-    return Nesting(record, name_layers(record), rolled=rolled)
+def nested(record: TraceRecord, *, rolled: bool = True) -> TraceBlocks:
+    return TraceBlocks(record, name_layers(record), rolled=rolled)
 
 
 def view(rolled: bool = True) -> TracePicture:
@@ -159,11 +160,11 @@ def test_a_large_graph_is_sent_as_modules_and_its_operations_with_their_groups(m
     ids=["transformer", "lstm", "loop", "chain", "skips", "looped"],
 )
 def test_the_hops_of_one_group_are_those_of_the_whole_with_everything_open(record: TraceRecord, rolled: bool) -> None:
-    nesting = nested(record, rolled=rolled)
-    groups = [block.index for block in nesting.blocks if block.children]
+    tree = nested(record, rolled=rolled)
+    groups = [block.index for block in tree.blocks if block.children]
     whole: dict[int, list[Hop]] = defaultdict(list)
-    for edge in drawable(nesting, 0, set(groups)).edges:
+    for edge in drawable(tree, 0, set(groups)).edges:
         for hop in edge.hops:
             whole[hop.group].append(hop)
-    hops = Hops(nesting)
-    assert {group: hops.of(group) for group in groups} == {group: whole[group] for group in groups}
+    flows = TraceFlows(tree)
+    assert {group: flows.hops(group) for group in groups} == {group: whole[group] for group in groups}

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import NamedTuple
 
 from layerscope.errors import SelectError
+from layerscope.graph.blocks import BlockRole, Hop, hops_along
 from layerscope.graph.layers import Naming
-from layerscope.graph.op_blocks import BlockRole, Instance, Nesting, OpBlock, passes_text
+from layerscope.graph.trace_blocks import Instance, TraceBlock, TraceBlocks, passes_text
 from layerscope.model.records import name_in
 from layerscope.model.trace_record import TraceRecord, field_of_all
 
 MOST_READABLE = 150  # nodes in one picture
 LABELLED_PASSES = 6  # runs of pass numbers that fit on an edge
-
-Chain = tuple[Instance, ...]  # the calls around an operation, from the whole down to itself
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,16 +26,6 @@ class Opening:
     rolled: bool = True
     focus: str | None = None  # "encoder.0", or "encoder.0#2" for its second call
     expanded: Collection[str] = ()  # modules that are open whatever the depth
-
-
-class Hop(NamedTuple):
-    """The part of an edge that lies in one open block: from a child, or its top border, to a child, or its bottom."""
-
-    group: int
-    tensor: int  # the block that computed it
-    source: int | None  # None: it comes in through the top
-    target: int | None  # None: it goes out through the bottom
-    back: bool = False
 
 
 @dataclass(slots=True)
@@ -56,14 +44,14 @@ class VisibleEdge:
 class Drawable:
     """A pass as it is to be drawn: open blocks are boxes, the others nodes."""
 
-    nesting: Nesting
+    tree: TraceBlocks
     root: int
     open: frozenset[int]
     edges: tuple[VisibleEdge, ...]
 
-    def visible(self) -> list[OpBlock]:
+    def visible(self) -> list[TraceBlock]:
         """The blocks that are drawn as nodes, in the order of the pass."""
-        return list(_visible(self.nesting, self.root, self.open))
+        return list(_visible(self.tree, self.root, self.open))
 
 
 def collapse(record: TraceRecord, naming: Naming, opening: Opening) -> Drawable:
@@ -71,102 +59,45 @@ def collapse(record: TraceRecord, naming: Naming, opening: Opening) -> Drawable:
     if opening.depth is not None and opening.depth < 1:
         raise SelectError(f"A depth of {opening.depth} shows nothing: depth=1 shows the outermost modules as nodes.")
     path = None if opening.focus is None else name_in(opening.focus, {call.path for call in record.calls})
-    nesting = Nesting(record, naming, rolled=opening.rolled, kept=path)
-    root = 0 if opening.focus is None else _find(nesting, opening.focus)
-    shown = readable(nesting, root) if opening.depth is None else _opened(nesting, root, opening.depth)
+    tree = TraceBlocks(record, naming, rolled=opening.rolled, kept=path)
+    root = 0 if opening.focus is None else _find(tree, opening.focus)
+    shown = readable(tree, root) if opening.depth is None else _opened(tree, root, opening.depth)
     for wanted in opening.expanded:
-        shown |= set(nesting.chain(_find(nesting, wanted)))
-    return drawable(nesting, root, shown)
+        shown |= set(tree.chain(_find(tree, wanted)))
+    return drawable(tree, root, shown)
 
 
-def drawable(nesting: Nesting, root: int, shown: Collection[int]) -> Drawable:
+def drawable(tree: TraceBlocks, root: int, shown: Collection[int]) -> Drawable:
     """The part of a pass below a block that is seen when some blocks are open."""
-    edges = _Edges(nesting, root, shown)
-    for operation, parents in enumerate(field_of_all(nesting.record.operations, "parents")):
+    edges = _Edges(tree, root, shown)
+    for operation, parents in enumerate(field_of_all(tree.record.operations, "parents")):
         for parent in dict.fromkeys(parents):
             edges.add(parent, operation)
-    return Drawable(nesting, root, frozenset(shown), tuple(edges.finished()))
+    return Drawable(tree, root, frozenset(shown), tuple(edges.finished()))
 
 
-class Hops:
-    """What lies in a group of the edges of a pass with everything open, found for one group when it is asked for."""
-
-    def __init__(self, nesting: Nesting) -> None:
-        self._nesting = nesting
-        self._parents: Sequence[Sequence[int]] = field_of_all(nesting.record.operations, "parents")
-
-    @cached_property
-    def children(self) -> Sequence[Sequence[int]]:
-        """The operations that took each operation's result."""
-        found: list[list[int]] = [[] for _ in self._parents]
-        for operation, parents in enumerate(self._parents):
-            for parent in dict.fromkeys(parents):
-                found[parent].append(operation)
-        return found
-
-    def of(self, group: int) -> list[Hop]:
-        """The hops in one group, in the order of the pass."""
-        found: dict[tuple[int, int, int, bool], list[Hop]] = {}
-        for source, target in self._touching(group):
-            upper, lower = self._nesting.instances(source), self._nesting.instances(target)
-            meet = next(at for at, pair in enumerate(zip(upper, lower, strict=False)) if pair[0] != pair[1])
-            (above, _), (below, _) = upper[meet], lower[meet]
-            back = not self._nesting.blocks[above].operations[0] < self._nesting.blocks[below].operations[0]
-            key = (self._nesting.leaf[source], self._nesting.leaf[target], upper[meet - 1][0], back)
-            if key not in found:
-                found[key] = self._within(group, key[0], (upper, lower), meet, back=back)
-        return [hop for hops in found.values() for hop in hops]
-
-    def _touching(self, group: int) -> Iterator[tuple[int, int]]:
-        """Edges with an end in a group, without those that stay in one call of one of its blocks."""
-        blocks = self._nesting.blocks
-        inside = [blocks[child] for child in blocks[group].children]
-        child_of = {op: child.index for child in inside for op in child.operations}
-        several = {child.index for child in inside if not child.children or len(child.calls) > 1}
-        outside = {op for at in blocks[group].operations for op in self.children[at]} - child_of.keys() if group else ()
-        for target in sorted((*child_of, *outside)):
-            below = child_of.get(target)
-            for source in dict.fromkeys(self._parents[target]):
-                above = child_of.get(source)
-                if above != below or (above is not None and above in several):
-                    yield source, target
-
-    def _within(self, group: int, tensor: int, chains: tuple[Chain, Chain], meet: int, *, back: bool) -> list[Hop]:
-        """What lies in the group of one edge; `meet` is where its ends part."""
-        inside = len(self._nesting.chain(group))
-        above, below = (
-            chain[inside][0] if len(chain) > inside and chain[inside - 1][0] == group else None for chain in chains
-        )
-        if meet == inside and above is not None:
-            return [Hop(group, tensor, above, below, back)]
-        if meet > inside:
-            return []
-        leaving = [] if above is None else [Hop(group, tensor, above, None)]
-        return leaving if below is None else [*leaving, Hop(group, tensor, None, below)]
-
-
-def _find(nesting: Nesting, name: str) -> int:
+def _find(tree: TraceBlocks, name: str) -> int:
     """The block of a module, by its path and, where it matters, the number of its call."""
-    calls = nesting.record.calls
+    calls = tree.record.calls
     path = name_in(name, {call.path for call in calls})
     number = name[len(path) + 1 :]
-    for block in nesting.blocks:
+    for block in tree.blocks:
         if block.role is BlockRole.MODULE and block.children and block.path == path:
             numbers = {str(calls[call].number) for call in block.calls}
             if not number or number in numbers:
                 return block.index
-    paths = sorted({block.path for block in nesting.blocks if block.role is BlockRole.MODULE and block.path})
+    paths = sorted({block.path for block in tree.blocks if block.role is BlockRole.MODULE and block.path})
     near = difflib.get_close_matches(path, paths, 3) or paths[:3]
     what = f"No call of a module {name!r} with operations inside is in this pass."
     raise SelectError(f"{what} {'Near it: ' + ', '.join(near) + '.' if near else 'It has no modules.'}")
 
 
-def _opened(nesting: Nesting, root: int, depth: int, *, sections: bool = True) -> set[int]:
+def _opened(tree: TraceBlocks, root: int, depth: int, *, sections: bool = True) -> set[int]:
     """The blocks that are open at a depth, counted from the block that is looked at."""
-    base = nesting.blocks[root].level
+    base = tree.blocks[root].level
     found, waiting = set(), [root]
     while waiting:
-        block = nesting.blocks[waiting.pop()]
+        block = tree.blocks[waiting.pop()]
         is_shown = block.level - base < depth and (sections or block.role is not BlockRole.SECTION)
         if block.children and is_shown:
             found.add(block.index)
@@ -174,23 +105,23 @@ def _opened(nesting: Nesting, root: int, depth: int, *, sections: bool = True) -
     return found | {root}
 
 
-def readable(nesting: Nesting, root: int) -> set[int]:
+def readable(tree: TraceBlocks, root: int) -> set[int]:
     """The deepest opening whose nodes can still be read."""
-    best = _opened(nesting, root, 1, sections=False)
-    levels = max(block.level for block in nesting.blocks) - nesting.blocks[root].level
+    best = _opened(tree, root, 1, sections=False)
+    levels = max(block.level for block in tree.blocks) - tree.blocks[root].level
     for depth in range(1, levels + 1):
-        shown = _opened(nesting, root, depth)
-        if sum(1 for _ in _visible(nesting, root, shown)) > MOST_READABLE:
-            is_flat = nesting.blocks[nesting.blocks[root].children[0]].role is not BlockRole.SECTION
+        shown = _opened(tree, root, depth)
+        if sum(1 for _ in _visible(tree, root, shown)) > MOST_READABLE:
+            is_flat = tree.blocks[tree.blocks[root].children[0]].role is not BlockRole.SECTION
             return shown if depth == 1 and is_flat else best
         best = shown
     return best
 
 
-def _visible(nesting: Nesting, root: int, shown: Collection[int]) -> Iterator[OpBlock]:
+def _visible(tree: TraceBlocks, root: int, shown: Collection[int]) -> Iterator[TraceBlock]:
     waiting = [root]
     while waiting:
-        block = nesting.blocks[waiting.pop()]
+        block = tree.blocks[waiting.pop()]
         if block.index in shown:
             waiting.extend(reversed(block.children))
         else:
@@ -217,9 +148,9 @@ class _Seen(NamedTuple):
 class _Edges:
     """Edges between visible blocks, gathered from the parents of operations."""
 
-    def __init__(self, nesting: Nesting, root: int, shown: Collection[int]) -> None:
-        self._nesting, self._root, self._shown = nesting, root, shown
-        self._cut = len(nesting.chain(root)) - 1
+    def __init__(self, tree: TraceBlocks, root: int, shown: Collection[int]) -> None:
+        self._nesting, self._root, self._shown = tree, root, shown
+        self._cut = len(tree.chain(root)) - 1
         self._found: dict[tuple[int, int, int, bool], _Gathered] = {}
         self._boundary: dict[tuple[BlockRole, int], int] = {}
         self._known: dict[int, _Seen | None] = {}
@@ -256,9 +187,7 @@ class _Edges:
         back = not self._first(above[meet]) < self._first(below[meet])
         key = (above[upper.end], below[lower.end], above[meet - 1], back)
         if key not in self._found:
-            hops = [Hop(above[at - 1], tensor, above[at], None) for at in range(upper.end, meet, -1)]
-            hops.append(Hop(above[meet - 1], tensor, above[meet], below[meet], back))
-            hops += [Hop(below[at - 1], tensor, None, below[at]) for at in range(meet + 1, lower.end + 1)]
+            hops = hops_along(tensor, above[: upper.end + 1], below[: lower.end + 1], meet, back=back)
             edge = VisibleEdge(key[0], key[1], tuple(hops), back)
             self._found[key] = _Gathered(edge, (upper.chain[meet], lower.chain[meet]))
         return self._found[key]

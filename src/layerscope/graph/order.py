@@ -11,12 +11,15 @@ from bisect import bisect_right, insort
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol
 
-from layerscope.graph.collapse import Hop
+from layerscope.graph.blocks import Block, BlockRole, Hop
 
 SWEEPS = 8
 SWAPPED_LAYER = 40  # neighbors are tried the other way round in layers up to this size
 PORT_SPREAD = 0.8  # of the distance between neighbors, taken by the ports of one child
+
+NO_TENSOR = -1
 
 Ports = Mapping[tuple[int, int], float]  # child and tensor → place on its border, from -0.5 to 0.5
 
@@ -112,6 +115,65 @@ def order(
         other.run()
         best = min(best, other, key=lambda sweeping: sweeping.crossings)
     return Ordering(tuple(flows), spots, links, tuple(map(tuple, best.layers)), _lanes(flows, layer), best.crossings)
+
+
+class GroupFlows(Protocol):
+    """Where the tensors of a graph go, group by group."""
+
+    def hops(self, group: int) -> Iterable[Hop]:
+        """The parts of edges that lie in a group."""
+        ...
+
+    def inside(self, child: int, tensor: int, *, top: bool) -> int:
+        """The tensor inside a child that continues one at its top or bottom border, `NO_TENSOR` for none."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class OrderedGroup:
+    """The ordering of one group, and which tensors inside its children continue its own."""
+
+    ordering: Ordering
+    into: Mapping[tuple[int, int], int]  # child and tensor → the tensor inside the child
+    out_of: Mapping[tuple[int, int], int]
+
+
+class GroupOrders:
+    """The orderings of the groups of a graph, whichever of them are open; made when needed: a large graph has many."""
+
+    def __init__(self, blocks: Sequence[Block], flows: GroupFlows) -> None:
+        self._blocks, self._flows = blocks, flows
+        self._known: dict[int, OrderedGroup] = {}
+
+    def of(self, group: int) -> OrderedGroup:
+        """The ordering of one block with children."""
+        if group not in self._known:
+            self._known[group] = self._ordered(self._blocks[group])
+        return self._known[group]
+
+    def _ordered(self, group: Block) -> OrderedGroup:
+        flows = flows_of(self._flows.hops(group.index))
+        arriving = [(child, flow.tensor) for flow in flows for child in (*flow.targets, *flow.back)]
+        leaving = [(flow.source, flow.tensor) for flow in flows if flow.source is not None]
+        into = {end: self._flows.inside(*end, top=True) for end in arriving}
+        out_of = {end: self._flows.inside(*end, top=False) for end in leaving}
+        pinned = {child for child in group.children if self._blocks[child].role is BlockRole.INPUT}
+        children = sorted(group.children, key=lambda child: child not in pinned)
+        entries, exits = self._crossings(into, top=True), self._crossings(out_of, top=False)
+        return OrderedGroup(order(children, flows, pinned, entries, exits), into, out_of)
+
+    def _crossings(self, inside: Mapping[tuple[int, int], int], *, top: bool) -> dict[tuple[int, int], float]:
+        """Where on the borders of children tensors cross, as their own orderings have it; the only one is central."""
+        by_child: dict[int, set[int]] = defaultdict(set)
+        for (child, _), tensor in inside.items():
+            by_child[child].add(tensor)
+        crossings: dict[tuple[int, int], float] = {}
+        for (child, tensor), inner in inside.items():
+            if inner != NO_TENSOR and len(by_child[child] - {NO_TENSOR}) > 1:
+                tensors = self.of(child).ordering.ports(top=top)
+                if inner in tensors:
+                    crossings[child, tensor] = (tensors.index(inner) + 0.5) / len(tensors) - 0.5
+        return crossings
 
 
 def _layers(children: Sequence[int], flows: Sequence[LayoutFlow], pinned: Collection[int]) -> dict[int, int]:

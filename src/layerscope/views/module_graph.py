@@ -9,8 +9,9 @@ from functools import cached_property
 
 import numpy as np
 
-from layerscope.graph.module_nodes import MODEL, ModuleBox, ModuleBoxes, ModuleBoxRole
-from layerscope.graph.module_order import NO_TENSOR, CallOrder
+from layerscope.graph.blocks import BlockRole
+from layerscope.graph.module_blocks import MODEL, ModuleBlock, ModuleBlocks, ModuleFlows
+from layerscope.graph.order import NO_TENSOR, GroupOrders
 from layerscope.model.records import CallGraph, CallNode, Flags, Floats, Ints, Kind
 from layerscope.model.text import shape_text
 from layerscope.query.matrix import INF, MISSING, NAN, VALUE, Cells, Matrix
@@ -35,47 +36,48 @@ class ModuleGraph:
 
     def __init__(self, graph: CallGraph, flops: Mapping[str, int] | None = None) -> None:
         """`flops` are those of one pass by site, as far as they are known."""
-        self.parts = ModuleBoxes(graph)
+        self.tree = ModuleBlocks(graph)
         self._flops = flops or {}
-        self._order = CallOrder(self.parts)
+        self._tensors = ModuleFlows(self.tree)
+        self._orders = GroupOrders(self.tree.blocks, self._tensors)
         self._coloring: Coloring | None = None
 
     @cached_property
     def view(self) -> NestedGraph:
         """Everything that the page needs at first."""
-        parts = self.parts.parts
-        wording = _Wording(self.parts)
-        words = [(wording.name(part), wording.detail(part)) for part in parts]
-        groups = [part.index for part in parts if part.children]
+        blocks = self.tree.blocks
+        wording = _Wording(self.tree)
+        words = [(wording.name(block), wording.detail(block)) for block in blocks]
+        groups = [block.index for block in blocks if block.children]
         opened = list(self._opened())
         times = [
-            len(_ran(self.parts, part)) // part.period if part.role is ModuleBoxRole.REPEAT else 1 for part in parts
+            len(_ran(self.tree, block)) // block.period if block.role is BlockRole.REPEAT else 1 for block in blocks
         ]
-        sizes = [_size(part, words[part.index], times[part.index]) for part in parts]
+        sizes = [_size(block, words[block.index], times[block.index]) for block in blocks]
         return NestedGraph(
             title=words[0][0],
-            note=_note(self.parts),
-            parents=tuple(part.parent for part in parts),
-            roles=tuple(part.role.value for part in parts),
+            note=_note(self.tree),
+            parents=tuple(block.parent for block in blocks),
+            roles=tuple(block.role.value for block in blocks),
             names=tuple(name for name, _ in words),
             details=tuple(detail for _, detail in words),
             widths=tuple(width for width, _ in sizes),
             heights=tuple(height for _, height in sizes),
             title_widths=tuple(min(SHORTEST_TITLE, round(text_width(n, 11.0, bold=True)) + 40) for n, _ in words),
             times=tuple(times),
-            sites=tuple(part.site for part in parts),
-            facts=tuple(_facts(part, wording.parameters(part), self._flops.get(part.site, 0)) for part in parts),
+            sites=tuple(block.site for block in blocks),
+            facts=tuple(_facts(block, wording.parameters(block), self._flops.get(block.site, 0)) for block in blocks),
             opened=tuple(opened),
-            groups=tuple(self.group(index) for index in (groups if len(parts) <= SENT_WHOLE else opened)),
+            groups=tuple(self.group(index) for index in (groups if len(blocks) <= SENT_WHOLE else opened)),
         )
 
     def group(self, index: int) -> GroupOrder:
         """The order of one group."""
-        call = self.parts.parts[index].call
-        inputs, outputs = self._order.inputs(index), self._order.outputs(index)
+        call = self.tree.blocks[index].call
+        inputs, outputs = self._tensors.inputs(index), self._tensors.outputs(index)
         return group_order(
             index,
-            self._order.group(index),
+            self._orders.of(index),
             _ports(call.inputs if call else (), inputs),
             _ports(call.outputs if call else (), outputs),
         )
@@ -86,31 +88,31 @@ class ModuleGraph:
         The scale of the colors is found once for all steps.
         """
         if self._coloring is None or not self._coloring.is_of(matrices):
-            self._coloring = Coloring(self.parts, matrices)
+            self._coloring = Coloring(self.tree, matrices)
         return self._coloring.numbers(matrices, step, every)
 
     def has_group(self, index: int) -> bool:
-        """Whether the number is that of a part with children."""
-        return 0 <= index < len(self.parts.parts) and bool(self.parts.parts[index].children)
+        """Whether the number is that of a block with children."""
+        return 0 <= index < len(self.tree.blocks) and bool(self.tree.blocks[index].children)
 
     def _opened(self) -> Iterator[int]:
         """The whole, and what is inside as long as there is next to nothing to see."""
         waiting = [0]
         while waiting:
-            part = self.parts.parts[waiting.pop()]
-            if not part.children or (part.index and part.role is ModuleBoxRole.REPEAT):
+            block = self.tree.blocks[waiting.pop()]
+            if not block.children or (block.index and block.role is BlockRole.REPEAT):
                 continue
-            yield part.index
-            ran = _ran(self.parts, part)
+            yield block.index
+            ran = _ran(self.tree, block)
             if len(ran) <= FEW:
                 waiting += ran
 
 
-def _note(parts: ModuleBoxes) -> str:
+def _note(tree: ModuleBlocks) -> str:
     """What is missing in the picture."""
-    if not parts.is_flow_known:
+    if not tree.is_flow_known:
         return NO_CALLS
-    names = list(dict.fromkeys(part.site for part in parts.without_flow()))
+    names = list(dict.fromkeys(block.site for block in tree.without_flow()))
     if not names:
         return ""
     named = ", ".join(map(_shown, names[:3])) + (" …" if len(names) > 3 else "")
@@ -120,8 +122,8 @@ def _note(parts: ModuleBoxes) -> str:
     )
 
 
-def _ran(parts: ModuleBoxes, part: ModuleBox) -> list[int]:
-    return [child for child in part.children if parts.parts[child].role is not ModuleBoxRole.MERGE]
+def _ran(tree: ModuleBlocks, block: ModuleBlock) -> list[int]:
+    return [child for child in block.children if tree.blocks[child].role is not BlockRole.MERGE]
 
 
 def _ports(ports: Iterable[tuple[str, tuple[int, ...]]], tensors: Mapping[str, int]) -> dict[str, int]:
@@ -134,10 +136,10 @@ def _ports(ports: Iterable[tuple[str, tuple[int, ...]]], tensors: Mapping[str, i
     }
 
 
-def _size(part: ModuleBox, words: tuple[str, str], times: int) -> tuple[int, int]:
-    if part.role is ModuleBoxRole.MERGE:
+def _size(block: ModuleBlock, words: tuple[str, str], times: int) -> tuple[int, int]:
+    if block.role is BlockRole.MERGE:
         return MERGE
-    name = text_width(words[0], NAME_SIZE, bold=True) + (CHEVRON if part.children else 0) + (TIMES if times > 1 else 0)
+    name = text_width(words[0], NAME_SIZE, bold=True) + (CHEVRON if block.children else 0) + (TIMES if times > 1 else 0)
     width = max(name, text_width(words[1], DETAIL_SIZE)) + 2 * MARGIN
     return round(min(max(width, NARROWEST), WIDEST)), HEIGHT
 
@@ -145,70 +147,70 @@ def _size(part: ModuleBox, words: tuple[str, str], times: int) -> tuple[int, int
 class _Wording:
     """The words on the parts of a graph."""
 
-    def __init__(self, parts: ModuleBoxes) -> None:
-        self._parts = parts
+    def __init__(self, tree: ModuleBlocks) -> None:
+        self._tree = tree
         self._elements: dict[int, int] = {}
 
-    def name(self, part: ModuleBox) -> str:
+    def name(self, block: ModuleBlock) -> str:
         """The attribute name, as seen from the call around it."""
-        if part.role is ModuleBoxRole.MERGE:
+        if block.role is BlockRole.MERGE:
             return ""
-        if part.is_group and part.module is None:
-            ran = [self._parts.parts[child] for child in _ran(self._parts, part)]
+        if block.is_group and block.module is None:
+            ran = [self._tree.blocks[child] for child in _ran(self._tree, block)]
             return f"{self.name(ran[0])} … {self.name(ran[-1])}" if ran else ""
-        if part.is_group or (part.path == MODEL and part.role is not ModuleBoxRole.TENSOR):
-            return _shown(part.module.class_name if part.module else MODEL)
-        around = self._parts.parts[self._parts.around(part.index)].path
-        site = part.site.removeprefix(f"{around}.")
+        if block.is_group or (block.path == MODEL and block.role is not BlockRole.TENSOR):
+            return _shown(block.module.class_name if block.module else MODEL)
+        around = self._tree.blocks[self._tree.around(block.index)].path
+        site = block.site.removeprefix(f"{around}.")
         return _shown(site)
 
-    def detail(self, part: ModuleBox) -> str:
+    def detail(self, block: ModuleBlock) -> str:
         """Class and shape of the first output."""
-        if part.role is ModuleBoxRole.MERGE:
+        if block.role is BlockRole.MERGE:
             return ""
-        if part.is_group:
-            if part.module is not None:
+        if block.is_group:
+            if block.module is not None:
                 return ""  # it is called by its class
-            kinds = [self._class_name(self._parts.parts[child]) for child in _ran(self._parts, part)]
+            kinds = [self._class_name(self._tree.blocks[child]) for child in _ran(self._tree, block)]
             return _shown(", ".join(dict.fromkeys(kinds)))
-        shapes = part.call.outputs if part.call else ()
+        shapes = block.call.outputs if block.call else ()
         shape = shape_text(shapes[0][1]) + (f" +{len(shapes) - 1}" if len(shapes) > 1 else "") if shapes else ""
-        is_model = part.path == MODEL and part.role is not ModuleBoxRole.TENSOR  # it is called by its class
-        class_name = "" if is_model else _shown(self._class_name(part))
+        is_model = block.path == MODEL and block.role is not BlockRole.TENSOR  # it is called by its class
+        class_name = "" if is_model else _shown(self._class_name(block))
         return " · ".join(filter(None, (class_name, shape)))
 
-    def parameters(self, part: ModuleBox) -> int:
+    def parameters(self, block: ModuleBlock) -> int:
         """Elements of all parameters inside; a module that is called twice counts once in each call."""
-        if part.index not in self._elements:
-            own = part.module.parameters if part.module and part.role is not ModuleBoxRole.TENSOR else 0
-            inside = {self._parts.parts[child].path: child for child in part.children}
-            self._elements[part.index] = own + sum(
-                self.parameters(self._parts.parts[child])
-                for child in (part.children if part.is_group else inside.values())
+        if block.index not in self._elements:
+            own = block.module.parameters if block.module and block.role is not BlockRole.TENSOR else 0
+            inside = {self._tree.blocks[child].path or child: child for child in block.children}
+            self._elements[block.index] = own + sum(
+                self.parameters(self._tree.blocks[child])
+                for child in (block.children if block.is_group else inside.values())
             )
-        return self._elements[part.index]
+        return self._elements[block.index]
 
-    def _class_name(self, part: ModuleBox) -> str:
-        if part.role is ModuleBoxRole.TENSOR:
+    def _class_name(self, block: ModuleBlock) -> str:
+        if block.role is BlockRole.TENSOR:
             return "named tensor"
-        return part.module.class_name if part.module else ""
+        return block.module.class_name if block.module else ""
 
 
-def _facts(part: ModuleBox, parameters: int, flops: int) -> str:
+def _facts(block: ModuleBlock, parameters: int, flops: int) -> str:
     """What the tooltip says: one line each, key and value apart."""
-    if part.role is ModuleBoxRole.MERGE:
+    if block.role is BlockRole.MERGE:
         return ""
-    rows = [("name", part.site)] if part.site else []
-    if part.module is not None and part.role is not ModuleBoxRole.TENSOR:
-        rows.append(("class", part.module.class_name))
-    if part.call is not None:
-        rows += [(port, shape_text(shape)) for port, shape in _distinct(part.call)]
+    rows = [("name", block.site)] if block.site else []
+    if block.module is not None and block.role is not BlockRole.TENSOR:
+        rows.append(("class", block.module.class_name))
+    if block.call is not None:
+        rows += [(port, shape_text(shape)) for port, shape in _distinct(block.call)]
     if parameters:
         rows.append(("parameters", f"{parameters:,}"))
-    if flops and part.role is not ModuleBoxRole.TENSOR:
+    if flops and block.role is not BlockRole.TENSOR:
         rows.append(("FLOPs", f"{flops:,}"))
-    if part.module is not None and part.role is not ModuleBoxRole.TENSOR:
-        rows += list(_extra(part.module.detail))
+    if block.module is not None and block.role is not BlockRole.TENSOR:
+        rows += list(_extra(block.module.detail))
     return "\n".join(f"{_shown(key)}\t{_shown(value)}" for key, value in rows)
 
 
@@ -238,9 +240,9 @@ def _shown(text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class PartNumbers:
-    """A statistic of each part that has it at its last recorded step at or before one, and the scale of the whole run.
+    """A statistic of each block that has it at its last recorded step at or before one, and the scale of the whole run.
 
-    A part that was recorded only later shows its first step. NaN says that the tensor has elements that are NaN, Inf
+    A block that was recorded only later shows its first step. NaN says that the tensor has elements that are NaN, Inf
     that it has infinite ones and none that is NaN.
     """
 
@@ -248,7 +250,7 @@ class PartNumbers:
     stat: str
     mode: str
     context: str  # "" for none
-    step: int  # the last one at which any part was recorded, at or before the step asked for
+    step: int  # the last one at which any block was recorded, at or before the step asked for
     parts: Ints
     steps: Ints  # of the parts
     contexts: tuple[str, ...]  # of the parts; none where all are in the one asked for
@@ -261,15 +263,15 @@ class PartNumbers:
 class Coloring:
     """Which tensors of some matrices color which parts of a graph, and their scale over all steps.
 
-    A part takes the first matrix that has it, and of a site the first port. Parameters belong to every call of the
+    A block takes the first matrix that has it, and of a site the first port. Parameters belong to every call of the
     module that has them; `weight` comes first.
     """
 
-    def __init__(self, parts: ModuleBoxes, matrices: Sequence[Matrix]) -> None:
-        self._columns: list[dict[int, int]] = []  # of each matrix, by part
+    def __init__(self, tree: ModuleBlocks, matrices: Sequence[Matrix]) -> None:
+        self._columns: list[dict[int, int]] = []  # of each matrix, by block
         for matrix in matrices:
-            taken = {part for columns in self._columns for part in columns}
-            self._columns.append({part: at for part, at in _columns(parts, matrix).items() if part not in taken})
+            taken = {block for columns in self._columns for block in columns}
+            self._columns.append({block: at for block, at in _columns(tree, matrix).items() if block not in taken})
         self._scale = color_scale(np.concatenate([_values(*each) for each in self._each(matrices)]))
         self._of = [weakref.ref(matrix.values) for matrix in matrices]
 
@@ -283,14 +285,14 @@ class Coloring:
         """The numbers at a step, the last one for None; one step of each `every` counts. There must be a step."""
         found = [
             (
-                part,
+                block,
                 int(matrix.steps[row]),
                 matrix.question.context,
                 *matrix.tensors[column],
                 _number(matrix, row, column),
             )
             for matrix, columns in self._each(matrices)
-            for part, column, row in _recorded(matrix, columns, step, every)
+            for block, column, row in _recorded(matrix, columns, step, every)
         ]
         parts, steps, contexts, sites, ports, values = zip(*found, strict=True) if found else ((),) * 6
         asked, known = matrices[0].question, np.unique(np.array(steps or matrices[0].steps, np.int64))
@@ -313,15 +315,15 @@ class Coloring:
         return zip(matrices, self._columns, strict=True)
 
 
-def _columns(parts: ModuleBoxes, matrix: Matrix) -> dict[int, int]:
-    """The column of each part that was recorded at any step."""
+def _columns(tree: ModuleBlocks, matrix: Matrix) -> dict[int, int]:
+    """The column of each block that was recorded at any step."""
     owned = Kind(matrix.question.kind) in OF_PARAMETERS
     recorded: Flags = np.asarray(matrix.states.any(axis=0))
     sites = [(site, column) for column, (site, _) in enumerate(matrix.tensors) if recorded[column]]
     column_of: dict[str, int] = {}
     for site, column in sorted(sites, key=lambda entry: owned and entry[0].rpartition(".")[2] != "weight"):
         column_of.setdefault((site.rpartition(".")[0] or MODEL) if owned else site, column)
-    keys = (part.path if owned and part.role is not ModuleBoxRole.TENSOR else part.site for part in parts.parts)
+    keys = (block.path if owned and block.role is not BlockRole.TENSOR else block.site for block in tree.blocks)
     return {index: column_of[key] for index, key in enumerate(keys) if key in column_of}
 
 
@@ -332,13 +334,13 @@ def _values(matrix: Matrix, columns: dict[int, int]) -> Cells:
 
 
 def _recorded(matrix: Matrix, columns: dict[int, int], step: int | None, every: int) -> Iterator[tuple[int, int, int]]:
-    """Part, column and row of the last step at or before one at which each part was recorded, else of its first."""
+    """Part, column and row of the last step at or before one at which each block was recorded, else of its first."""
     kept = first_of_each(matrix.steps, every)
     at, waiting = at_or_before(matrix.steps[kept], step), columns
     for row in (*kept[at::-1].tolist(), *kept[at + 1 :].tolist()):
         there: Flags = np.asarray(matrix.states[row] != MISSING)
-        yield from ((part, column, row) for part, column in waiting.items() if there[column])
-        waiting = {part: column for part, column in waiting.items() if not there[column]}
+        yield from ((block, column, row) for block, column in waiting.items() if there[column])
+        waiting = {block: column for block, column in waiting.items() if not there[column]}
         if not waiting:
             return
 

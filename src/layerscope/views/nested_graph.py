@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from layerscope.graph.module_order import NO_TENSOR, Ordered
+from layerscope.graph.order import NO_TENSOR, OrderedGroup
 
 NOTHING = -1  # instead of a part, a flow or a tensor
 
@@ -70,7 +70,7 @@ class NestedGraph:
     groups: tuple[GroupOrder, ...]  # all of them in a small graph
 
 
-def group_order(group: int, ordered: Ordered, inputs: dict[str, int], outputs: dict[str, int]) -> GroupOrder:
+def group_order(group: int, ordered: OrderedGroup, inputs: dict[str, int], outputs: dict[str, int]) -> GroupOrder:
     """The order of one group as columns; `inputs` and `outputs` are ports and the tensors inside."""
     ordering = ordered.ordering
     flows, lanes = ordering.flows, ordering.lanes
@@ -80,7 +80,10 @@ def group_order(group: int, ordered: Ordered, inputs: dict[str, int], outputs: d
         flow_tensors=tuple(flow.tensor for flow in flows),
         flow_sources=tuple(_or_nothing(flow.source) for flow in flows),
         flow_leaves=tuple(int(flow.leaves) for flow in flows),
-        flow_out_of=tuple(ordered.out_of.get(flow.tensor, NO_TENSOR) for flow in flows),
+        flow_out_of=tuple(
+            NO_TENSOR if flow.source is None else ordered.out_of.get((flow.source, flow.tensor), NO_TENSOR)
+            for flow in flows
+        ),
         target_flows=tuple(at for at, _ in targets),
         target_children=tuple(child for _, child in targets),
         target_into=tuple(ordered.into.get((child, flows[at].tensor), NO_TENSOR) for at, child in targets),

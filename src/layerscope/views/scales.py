@@ -11,7 +11,7 @@ from typing import get_type_hints
 import numpy as np
 
 from layerscope.errors import SelectError
-from layerscope.graph.op_blocks import OpBlock
+from layerscope.graph.trace_blocks import TraceBlock
 from layerscope.model.records import Floats
 from layerscope.model.trace_record import Operation, Role, TraceRecord
 from layerscope.stats import derived
@@ -176,7 +176,7 @@ class ColorRange:
         low, high = (min(known), max(known)) if known else (0.0, 0.0)
         self.bar = ColorBar(label, low, high, low > 0 and high / low > LOG_RANGE)
 
-    def of(self, block: OpBlock) -> tuple[float | None, str | None]:
+    def of(self, block: TraceBlock) -> tuple[float | None, str | None]:
         """Value and color of a block; nothing where it has no value."""
         value = self._values.get(block.index)
         return (None, None) if value is None else (value, color(self._share(value)))
@@ -191,7 +191,7 @@ class ColorRange:
 
 
 def color_scale(
-    record: TraceRecord, blocks: Sequence[OpBlock], color_by: str | Mapping[int, float] | None
+    record: TraceRecord, blocks: Sequence[TraceBlock], color_by: str | Mapping[int, float] | None
 ) -> ColorRange | None:
     """The scale for a field of operations, or for a number given for each of them."""
     if color_by is None:
@@ -233,7 +233,7 @@ def _check(name: str) -> None:
         raise SelectError(f"Operations have no numeric field {name!r} to color by. There are: {', '.join(numeric)}.")
 
 
-def _gathered(record: TraceRecord, block: OpBlock, name: str) -> float | None:
+def _gathered(record: TraceRecord, block: TraceBlock, name: str) -> float | None:
     operations = [record.operations[index] for index in block.operations]
     if name in ("elapsed_s", "flops"):  # of what was computed; a call with several results counts once
         operations = [op for op in operations if op.lead == op.index and op.role is Role.OPERATION]

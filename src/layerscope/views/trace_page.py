@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 
-from layerscope.graph.collapse import Drawable, Hops, readable
+from layerscope.graph.blocks import BlockRole
+from layerscope.graph.collapse import Drawable, readable
 from layerscope.graph.layers import Naming
-from layerscope.graph.module_nodes import MODEL
-from layerscope.graph.module_order import NO_TENSOR, Ordered
-from layerscope.graph.op_blocks import BlockRole, Nesting, OpBlock
-from layerscope.graph.order import Ordering, flows_of, order
+from layerscope.graph.module_blocks import MODEL
+from layerscope.graph.order import GroupOrders
+from layerscope.graph.trace_blocks import TraceBlock, TraceBlocks, TraceFlows
 from layerscope.model.records import Floats, call_site
 from layerscope.model.text import quantity, shape_text
 from layerscope.model.trace_record import Operation, Role, TraceRecord, field_of_all
@@ -241,18 +240,18 @@ def facts(record: TraceRecord, op: Operation) -> tuple[Fact, ...]:
     return tuple(Fact(name, text) for name, text in found if text)
 
 
-def crumbs(nesting: Nesting, block: int) -> tuple[Crumb, ...]:
+def crumbs(tree: TraceBlocks, block: int) -> tuple[Crumb, ...]:
     """The blocks around a block and itself, from the whole on."""
 
     def title(at: int) -> str:
-        found = nesting.blocks[at]
+        found = tree.blocks[at]
         if not at:
-            return nesting.record.model
+            return tree.record.model
         if found.role is BlockRole.SECTION:
             return f"operations {found.operations[0]}–{found.operations[-1]}"
         return found.path
 
-    return tuple(Crumb(at, title(at)) for at in nesting.chain(block))
+    return tuple(Crumb(at, title(at)) for at in tree.chain(block))
 
 
 NAME_SIZE, DETAIL_SIZE, TITLE_SIZE = 12.0, 10.5, 11.0
@@ -263,27 +262,27 @@ SENT_WHOLE = 4000  # blocks of a graph that is sent with the order of all its gr
 
 
 class TraceGraph:
-    """The graph of one trace, kept while it is looked at. Its parts are the blocks of the nesting.
+    """The graph of one trace, kept while it is looked at. Its parts are the blocks of the tree.
 
     Of a large one the page gets the modules at first, and what is in a group when that is opened.
     """
 
-    def __init__(self, nesting: Nesting) -> None:
-        self.nesting = nesting
-        self.hops = Hops(nesting)
-        self._blocks = nesting.blocks
-        self._groups = [block.index for block in nesting.blocks if block.children]
+    def __init__(self, tree: TraceBlocks) -> None:
+        self.tree = tree
+        self.flows = TraceFlows(tree)
+        self._blocks = tree.blocks
+        self._groups = [block.index for block in tree.blocks if block.children]
         self._is_small = len(self._blocks) <= SENT_WHOLE
-        self._shapes = field_of_all(nesting.record.operations, "shape")
-        self._wording = Wording(Drawable(nesting, 0, frozenset(), ()))
-        self._known: dict[int, Ordering] = {}
+        self._shapes = field_of_all(tree.record.operations, "shape")
+        self._wording = Wording(Drawable(tree, 0, frozenset(), ()))
+        self._orders = GroupOrders(tree.blocks, self.flows)
 
     def view(self) -> TracePicture:
         """Everything that the page needs at first."""
-        opened = sorted(readable(self.nesting, 0))
+        opened = sorted(readable(self.tree, 0))
         sent = self._groups if self._is_small else opened
         return TracePicture(
-            title=self.nesting.record.model,
+            title=self.tree.record.model,
             count=len(self._blocks),
             opened=tuple(opened),
             modules=self._parts(self._groups, told=self._is_small),
@@ -316,17 +315,9 @@ class TraceGraph:
 
     def group(self, index: int) -> GroupOrder:
         """The order of one group."""
-        ordering = self._ordering(index)
-        into = {
-            (child, flow.tensor): self._inside(child, flow.tensor)
-            for flow in ordering.flows
-            for child in (*flow.targets, *flow.back)
-        }
-        out_of = {
-            flow.tensor: self._inside(flow.source, flow.tensor) for flow in ordering.flows if flow.source is not None
-        }
-        inputs, outputs = (self._ports(ordering.ports(top=top)) for top in (True, False))
-        return group_order(index, Ordered(ordering, into, out_of), inputs, outputs)
+        ordered = self._orders.of(index)
+        inputs, outputs = (self._ports(ordered.ordering.ports(top=top)) for top in (True, False))
+        return group_order(index, ordered, inputs, outputs)
 
     def has_group(self, index: int) -> bool:
         """Whether the number is that of a block with something inside."""
@@ -334,72 +325,44 @@ class TraceGraph:
 
     def numbers(self, field: str) -> tuple[Floats, Floats]:
         """A field of operations, such as their time, added up for each block that has it."""
-        values, count = amounts(self.nesting.record.operations, field), len(self._blocks)
+        values, count = amounts(self.tree.record.operations, field), len(self._blocks)
         known = ~np.isnan(values)
-        leaf = np.array(self.nesting.leaf, np.int64)[known]
+        leaf = np.array(self.tree.leaf, np.int64)[known]
         sums: Floats = np.bincount(leaf, values[known], count).astype(np.float64)
         counts = np.bincount(leaf, minlength=count)
-        for index in sorted(self._groups, key=lambda index: -len(self.nesting.chain(index))):  # innermost first
+        for index in sorted(self._groups, key=lambda index: -len(self.tree.chain(index))):  # innermost first
             children = self._blocks[index].children
             sums[index], counts[index] = sums[children].sum(), counts[children].sum()
         has = np.flatnonzero(counts)
         return has.astype(np.float64), sums[has]
 
-    def _ordering(self, index: int) -> Ordering:
-        if index not in self._known:
-            children = self._blocks[index].children
-            pinned = {child for child in children if self._blocks[child].role is BlockRole.INPUT}
-            flows = flows_of(self.hops.of(index))
-            into = [(child, flow.tensor) for flow in flows for child in (*flow.targets, *flow.back)]
-            entries = self._borders(into, top=True)
-            leaving = [(flow.source, flow.tensor) for flow in flows if flow.source is not None]
-            exits = self._borders(leaving, top=False)
-            ordered = sorted(children, key=lambda child: child not in pinned)
-            self._known[index] = order(ordered, flows, pinned, entries, exits)
-        return self._known[index]
-
-    def _borders(self, crossing: list[tuple[int, int]], *, top: bool) -> dict[tuple[int, int], float]:
-        """Where on the borders of groups tensors cross them; the only one is in the middle, and needs no looking."""
-        tensors: dict[int, set[int]] = defaultdict(set)
-        for child, tensor in crossing:
-            tensors[child].add(tensor)
-        found: dict[tuple[int, int], float] = {}
-        for child, several in tensors.items():
-            if len(several) > 1 and self._blocks[child].children:
-                ports = self._ordering(child).ports(top=top)
-                found.update({(child, tensor): (at + 0.5) / len(ports) - 0.5 for at, tensor in enumerate(ports)})
-        return found
-
-    def _inside(self, child: int | None, tensor: int) -> int:
-        return tensor if child is not None and self._blocks[child].children else NO_TENSOR
-
     def _ports(self, tensors: list[int]) -> dict[str, int]:
         """Name and shape of the tensors that cross a border."""
         return {"\t".join(self._words(self._blocks[tensor])): tensor for tensor in tensors}
 
-    def _words(self, block: OpBlock) -> tuple[str, str]:
+    def _words(self, block: TraceBlock) -> tuple[str, str]:
         """What stands on a block: its name and one line more."""
-        name = self._wording.title(block) if block.index else self.nesting.record.model
+        name = self._wording.title(block) if block.index else self.tree.record.model
         if block.role is BlockRole.SECTION or not block.index:
-            return name, f"{len(block.operations):,} operations{'' if block.index else _around(self.nesting.record)}"
+            return name, f"{len(block.operations):,} operations{'' if block.index else _around(self.tree.record)}"
         shape = self.shape(block)
         if block.children:
             return name, f"{self._wording.detail(block)} {shape}"
         return name, " · ".join(filter(None, (self._wording.path_below(block), shape)))
 
-    def shape(self, block: OpBlock) -> str:
+    def shape(self, block: TraceBlock) -> str:
         """The shape of what a block gives, the first of several tensors."""
         given = self._given(block)
         more = f" +{len(given) - 1}" if len(given) > 1 else ""
         return shape_text(self._shapes[given[0]]) + more if given else ""
 
-    def _given(self, block: OpBlock) -> Sequence[int]:
+    def _given(self, block: TraceBlock) -> Sequence[int]:
         """The operations whose tensors a block gives: of a module what its last call returned."""
-        returned = self.nesting.record.calls[block.calls[-1]].outputs if block.calls else ()
+        returned = self.tree.record.calls[block.calls[-1]].outputs if block.calls else ()
         return returned or block.operations[-1:]
 
-    def _key(self, block: OpBlock) -> str:
-        naming = self.nesting.naming
+    def _key(self, block: TraceBlock) -> str:
+        naming = self.tree.naming
         if block.children:
             return f"{block.path}@{block.index}"
         return naming.label(block.operations[0])
@@ -407,11 +370,11 @@ class TraceGraph:
     @cached_property
     def _costs(self) -> list[list[float]]:
         """Time, FLOPs and bytes of every operation."""
-        return [np.nan_to_num(amounts(self.nesting.record.operations, field)).tolist() for field in FIELDS]
+        return [np.nan_to_num(amounts(self.tree.record.operations, field)).tolist() for field in FIELDS]
 
-    def _facts(self, block: OpBlock) -> str:
+    def _facts(self, block: TraceBlock) -> str:
         """Lines of a name, a tab and a text, for the tooltip."""
-        record, first = self.nesting.record, self.nesting.record.operations[block.operations[0]]
+        record, first = self.tree.record, self.tree.record.operations[block.operations[0]]
         elapsed, flops, held = (sum(costs[at] for at in block.operations) for costs in self._costs)
         found = {
             "module" if block.children else "function": block.path if block.children else first.function,
@@ -428,11 +391,11 @@ class TraceGraph:
         return "\n".join(f"{name}\t{text}" for name, text in found.items() if text)
 
 
-def _module(record: TraceRecord, block: OpBlock) -> str:
+def _module(record: TraceRecord, block: TraceBlock) -> str:
     return record.calls[record.operations[block.operations[0]].call].path
 
 
-def _width(name: str, detail: str, block: OpBlock) -> int:
+def _width(name: str, detail: str, block: TraceBlock) -> int:
     title = text_width(name, NAME_SIZE, bold=True) + (CHEVRON if block.children else 0)
     return round(min(max(title, text_width(detail, DETAIL_SIZE), NARROWEST - 2 * MARGIN), WIDEST) + 2 * MARGIN)
 

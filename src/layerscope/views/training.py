@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from layerscope.graph.module_nodes import MODEL
+from layerscope.graph.module_blocks import MODEL
 from layerscope.model.records import CallGraph, Floats, Ints
 from layerscope.model.text import shape_text
 from layerscope.views.scalar import ScalarView

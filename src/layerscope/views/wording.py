@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from layerscope.graph.blocks import BlockRole
 from layerscope.graph.collapse import Drawable
-from layerscope.graph.op_blocks import BlockRole, OpBlock, passes_text
+from layerscope.graph.trace_blocks import TraceBlock, passes_text
 from layerscope.model.text import quantity, shape_text
 from layerscope.model.trace_record import Operation
 
@@ -15,8 +16,8 @@ class Wording:
 
     def __init__(self, drawable: Drawable) -> None:
         self._drawable = drawable
-        self._blocks = drawable.nesting.blocks
-        self._record, self._naming = drawable.nesting.record, drawable.nesting.naming
+        self._blocks = drawable.tree.blocks
+        self._record, self._naming = drawable.tree.record, drawable.tree.naming
         self._parameters = {parameter.name: parameter for parameter in self._record.parameters}
 
     def picture_title(self, focus: str | None) -> str:
@@ -29,7 +30,7 @@ class Wording:
         closed = f", drawn as {nodes} nodes" if nodes < count else ""
         return f"{count:,} operations{closed}"
 
-    def title(self, block: OpBlock) -> str:
+    def title(self, block: TraceBlock) -> str:
         """What the block is called: its label, or its path below the group it is drawn in."""
         if block.role is BlockRole.SECTION:
             return f"operations {block.operations[0]}–{block.operations[-1]}"
@@ -37,11 +38,11 @@ class Wording:
             return self._short_path(block) + self._times(block)
         return self._label(block) + self._times(block)
 
-    def detail(self, block: OpBlock) -> str:
+    def detail(self, block: TraceBlock) -> str:
         """The class of a module."""
         return "" if block.role is BlockRole.SECTION or not block.calls else self._class_name(block)
 
-    def lines(self, block: OpBlock) -> tuple[str, ...]:
+    def lines(self, block: TraceBlock) -> tuple[str, ...]:
         """What stands below the title of a node."""
         last = self._record.operations[block.operations[-1]]
         if block.role is BlockRole.SECTION:
@@ -57,7 +58,7 @@ class Wording:
         found = (self.path_below(block), shape_text(last.shape), f"params {shapes}" if shapes else "")
         return tuple(line for line in found if line)
 
-    def tooltip(self, block: OpBlock) -> str:
+    def tooltip(self, block: TraceBlock) -> str:
         """Everything there is to say in a few lines."""
         last = self._record.operations[block.operations[-1]]
         elapsed = sum(op.elapsed_s for op in self._leads(block.operations))
@@ -75,7 +76,7 @@ class Wording:
         said.append(quantity(elapsed, "s") if elapsed else "")
         return "\n".join(line for line in said if line)
 
-    def _label(self, block: OpBlock) -> str:
+    def _label(self, block: TraceBlock) -> str:
         first = block.operations[0]
         layer = self._naming.layer[first]
         everywhere = len(self._naming.members[layer])
@@ -84,22 +85,22 @@ class Wording:
         numbers = [self._naming.number[operation] for operation in block.operations]
         return f"{self._naming.labels[layer]}:{passes_text(numbers)}"
 
-    def _times(self, block: OpBlock) -> str:
+    def _times(self, block: TraceBlock) -> str:
         if block.children:
             calls = [self._record.calls[call].number for call in block.calls]
             return f" ×{len(calls)}" if len(calls) > 1 else f"#{calls[0]}" if calls[0] > 1 else ""
         return f" ×{block.passes}" if block.passes > 1 else ""
 
-    def _short_path(self, block: OpBlock) -> str:
+    def _short_path(self, block: TraceBlock) -> str:
         around = self._blocks[block.parent].path if block.parent >= 0 else ""
         return block.path.removeprefix(f"{around}.") if around else block.path or self._class_name(block)
 
-    def path_below(self, block: OpBlock) -> str:
+    def path_below(self, block: TraceBlock) -> str:
         """Of an operation that is drawn instead of its module, which module that is."""
         around = self._blocks[block.parent].path if block.parent >= 0 else ""
         return "" if block.path == around else f"@ {self._short_path(block)}"
 
-    def _class_name(self, block: OpBlock) -> str:
+    def _class_name(self, block: TraceBlock) -> str:
         return self._record.calls[block.calls[0]].class_name
 
     def _parameter_shapes(self, operation: Operation) -> Iterable[str]:

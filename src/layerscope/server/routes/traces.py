@@ -15,7 +15,7 @@ from starlette.routing import Route
 
 from layerscope.errors import FormatError, SelectError
 from layerscope.graph.layers import Naming, name_layers
-from layerscope.graph.op_blocks import Nesting
+from layerscope.graph.trace_blocks import TraceBlocks
 from layerscope.model.records import call_site
 from layerscope.model.trace_record import Operation, field_of_all
 from layerscope.query.trace_tables import stack_of
@@ -96,7 +96,7 @@ class OpenTrace:
         if rolled not in self.graphs:
             if len(self.head.record.operations) > FEW:
                 self.graphs.clear()
-            self.graphs[rolled] = TraceGraph(Nesting(self.head.record, self.naming, rolled=rolled))
+            self.graphs[rolled] = TraceGraph(TraceBlocks(self.head.record, self.naming, rolled=rolled))
         return self.graphs[rolled]
 
     def operation(self, request: Request) -> Operation:
@@ -184,9 +184,9 @@ class Traces:
         op = trace.operation(request)
         record, naming = trace.head.record, trace.naming
         graph = trace.graph(rolled=_is_rolled(request))
-        nesting = graph.nesting
+        tree = graph.tree
         call = record.calls[op.call]
-        links = [page.link(record, naming, at) for at in graph.hops.children[op.index][:MOST_LINKS]]
+        links = [page.link(record, naming, at) for at in graph.flows.children[op.index][:MOST_LINKS]]
         passes = naming.members[naming.layer[op.index]][:MOST_LINKS]
         return page.OperationView(
             operation=op.index,
@@ -205,8 +205,8 @@ class Traces:
             children=tuple(links),
             passes=tuple(page.link(record, naming, at) for at in passes) if len(passes) > 1 else (),
             stack=_stack(trace, op),
-            part=nesting.leaf[op.index],
-            around=page.crumbs(nesting, nesting.blocks[nesting.leaf[op.index]].parent),
+            part=tree.leaf[op.index],
+            around=page.crumbs(tree, tree.blocks[tree.leaf[op.index]].parent),
             has_value=op.index in trace.tensors["value"].shapes,
             has_gradient=op.index in trace.tensors["gradient"].shapes,
             is_stale=op.index in record.stale,

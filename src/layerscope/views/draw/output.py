@@ -10,9 +10,9 @@ from html import escape
 from pathlib import Path
 
 from layerscope.errors import MissingError, SelectError
+from layerscope.graph.blocks import BlockRole
 from layerscope.graph.edge_routes import Point
 from layerscope.graph.layers import Naming
-from layerscope.graph.op_blocks import BlockRole
 from layerscope.model.trace_record import TraceRecord
 from layerscope.views.draw import picture
 from layerscope.views.draw.picture import DrawOptions, EdgeStyle, EdgeView, GraphView, GroupView, NodeView, graph_view

@@ -8,13 +8,14 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from itertools import pairwise
 
-from layerscope.graph.collapse import Drawable, Hop, Opening, VisibleEdge, collapse
+from layerscope.graph.blocks import BlockRole, Hop
+from layerscope.graph.collapse import Drawable, Opening, VisibleEdge, collapse
 from layerscope.graph.edge_routes import GroupFrame, Placement, Point
 from layerscope.graph.layers import Naming
 from layerscope.graph.layout_x import SpanX
-from layerscope.graph.op_blocks import BlockRole, OpBlock
-from layerscope.graph.order import Ordering, flows_of, order
+from layerscope.graph.order import NO_TENSOR, GroupOrders, Ordering
 from layerscope.graph.place import place
+from layerscope.graph.trace_blocks import TraceBlock
 from layerscope.model.trace_record import TraceRecord
 from layerscope.views.draw.text_width import text_width
 from layerscope.views.scales import ColorBar, color_scale
@@ -56,26 +57,28 @@ class Sizes:
     labels: Mapping[int, float]  # number of the edge → width
 
 
+class _VisibleFlows:
+    """The edges of what is visible; only an open block has an inside."""
+
+    def __init__(self, drawable: Drawable) -> None:
+        self._open = drawable.open
+        self._hops: dict[int, list[Hop]] = defaultdict(list)
+        for edge in drawable.edges:
+            for hop in edge.hops:
+                self._hops[hop.group].append(hop)
+
+    def hops(self, group: int) -> list[Hop]:
+        return self._hops[group]
+
+    def inside(self, child: int, tensor: int, *, top: bool) -> int:
+        return tensor if child in self._open else NO_TENSOR
+
+
 def orderings(drawable: Drawable) -> dict[int, Ordering]:
     """The ordering of every open group, the innermost first."""
-    hops: dict[int, list[Hop]] = defaultdict(list)
-    for edge in drawable.edges:
-        for hop in edge.hops:
-            hops[hop.group].append(hop)
-    blocks = drawable.nesting.blocks
-    found: dict[int, Ordering] = {}
-    entries: dict[tuple[int, int], float] = {}
-    exits: dict[tuple[int, int], float] = {}
-    for group in sorted(drawable.open, key=lambda at: len(drawable.nesting.chain(at)), reverse=True):
-        children = blocks[group].children
-        pinned = {child for child in children if blocks[child].role is BlockRole.INPUT}
-        children = sorted(children, key=lambda child: child not in pinned)
-        ordering = found[group] = order(children, flows_of(hops[group]), pinned, entries, exits)
-        for ports, top in ((entries, True), (exits, False)):
-            tensors = ordering.ports(top=top)
-            for at, tensor in enumerate(tensors):
-                ports[group, tensor] = (at + 0.5) / len(tensors) - 0.5
-    return found
+    orders = GroupOrders(drawable.tree.blocks, _VisibleFlows(drawable))
+    innermost_first = sorted(drawable.open, key=lambda at: len(drawable.tree.chain(at)), reverse=True)
+    return {group: orders.of(group).ordering for group in innermost_first}
 
 
 def arrange(drawable: Drawable, sizes: Sizes) -> Arrangement:
@@ -119,7 +122,7 @@ def _boxes(drawable: Drawable, placed: Mapping[int, Placement], extents: Mapping
     while waiting:
         group = waiting.pop()
         around = boxes[group]
-        for child in drawable.nesting.blocks[group].children:
+        for child in drawable.tree.blocks[group].children:
             x, y = placed[group].corner(child)
             title_x, title_width = placed[child].title if child in placed else (0.0, 0.0)
             extent = extents[child]
@@ -273,7 +276,7 @@ def graph_view(record: TraceRecord, naming: Naming, options: DrawOptions | None 
     wording = Wording(drawable)
     arranged = arrange(drawable, _sizes(drawable, wording))
     nodes, bar = _nodes(drawable, wording, arranged, options)
-    blocks = drawable.nesting.blocks
+    blocks = drawable.tree.blocks
     groups = [_group(blocks[block], arranged.boxes[block], wording)
               for block in arranged.boxes if block in drawable.open and block != drawable.root]  # fmt: skip
     edges = _once([_edge(edge, line) for edge, line in zip(drawable.edges, arranged.lines, strict=True)])
@@ -303,7 +306,7 @@ def _sizes(drawable: Drawable, wording: Wording) -> Sizes:
         height = TITLE_LINE + TEXT_LINE * len(widths) + TEXT_MARGIN
         room = min(arriving[block.index] + PER_LINE, WIDEST_FOR_LINES)
         nodes[block.index] = (round(max(min(width, WIDEST), NARROWEST, room)), round(height))
-    blocks = drawable.nesting.blocks
+    blocks = drawable.tree.blocks
     titles = {
         group: min(SHORTEST_TITLE, text_width(wording.title(blocks[group]), LINE_SIZE, bold=True) + 16.0)
         for group in drawable.open - {drawable.root}
@@ -318,7 +321,7 @@ def _nodes(
     users: dict[int, set[int]] = {}
     for edge in drawable.edges:
         users.setdefault(edge.source, set()).add(edge.target)
-    scale = color_scale(drawable.nesting.record, visible, options.color_by)
+    scale = color_scale(drawable.tree.record, visible, options.color_by)
     nodes = []
     for block in visible:
         box = arranged.boxes[block.index]
@@ -343,7 +346,7 @@ def _nodes(
     return nodes, scale.bar if scale else None
 
 
-def _group(block: OpBlock, box: Box, wording: Wording) -> GroupView:
+def _group(block: TraceBlock, box: Box, wording: Wording) -> GroupView:
     return GroupView(
         id=block.index,
         level=block.level,

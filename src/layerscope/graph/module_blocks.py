@@ -1,8 +1,7 @@
-"""The calls of a run as nested parts: what a picture of the module graph can show open or closed.
+"""The module calls of a run as nested blocks, and the data that flows between them.
 
-A part is a call with those inside it, a tensor that was named, a *merge* (where several flows go on as one), a *repeat*
-(calls in a row that are built alike) or a *section* (neighbors out of too many). Where no calls were recorded, the
-parts are the modules, and nothing flows.
+A block is a call with those inside it, a tensor that was named, a *merge*, a *repeat* or a *section*. Where no calls
+were recorded, the blocks are the modules, and nothing is known to flow.
 """
 
 from __future__ import annotations
@@ -10,10 +9,11 @@ from __future__ import annotations
 import heapq
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from enum import Enum
+from dataclasses import dataclass, replace
+from itertools import pairwise
 
-from layerscope.graph.op_blocks import MOST_CHILDREN, MOST_SECTIONS, SECTION
+from layerscope.graph.blocks import Block, BlockRole, BlockTree, Hop, hops_along
+from layerscope.graph.order import NO_TENSOR
 from layerscope.model.records import CallEdge, CallGraph, CallNode, ModuleNode, name_in
 
 MODEL = "(model)"
@@ -22,53 +22,37 @@ LONGEST_PERIOD = 8
 MOST_COPIES = 4  # of a call that happened in several others, on average
 
 
-class ModuleBoxRole(str, Enum):
-    """What a part is."""
-
-    CALL = "call"
-    TENSOR = "tensor"  # named by the user
-    MODULE = "module"  # of a run that recorded no calls
-    MERGE = "merge"
-    REPEAT = "repeat"
-    SECTION = "section"
-
-
 @dataclass(slots=True)
-class ModuleBox:
-    """One thing that can be drawn."""
+class ModuleBlock(Block):
+    """A call of a module, or what stands for several."""
 
-    index: int
-    parent: int  # -1 for the outermost
-    role: ModuleBoxRole
     site: str = ""
-    path: str = ""
     module: ModuleNode | None = None
     call: CallNode | None = None
-    children: list[int] = field(default_factory=list)  # in the order in which they ran
     period: int = 1  # of a repeat: after how many children it begins again
 
     @property
     def is_group(self) -> bool:
         """Whether it stands for its children and is nothing by itself."""
-        return self.role in (ModuleBoxRole.REPEAT, ModuleBoxRole.SECTION)
+        return self.role in (BlockRole.REPEAT, BlockRole.SECTION)
 
 
 @dataclass(frozen=True, slots=True)
 class Wire:
     """One tensor on its way inside one call."""
 
-    source: int | None  # a part; None: it comes in through the call's input
+    source: int | None  # a block; None: it comes in through the call's input
     source_port: str
-    target: int | None  # a part; None: it goes out through the call's output
+    target: int | None  # a block; None: it goes out through the call's output
     target_port: str
     back: bool = False  # into a call that came before
 
 
-class ModuleBoxes:
-    """All parts of a run's graph, and the wires inside each call. Part 0 is the whole."""
+class ModuleBlocks(BlockTree[ModuleBlock]):
+    """All blocks of a run's graph, and the wires inside each call."""
 
     def __init__(self, graph: CallGraph) -> None:
-        self.parts: list[ModuleBox] = [ModuleBox(0, -1, ModuleBoxRole.SECTION)]
+        super().__init__(ModuleBlock(0, -1, BlockRole.SECTION))
         self.wires: dict[int, list[Wire]] = {}  # by call
         self.is_flow_known = bool(graph.calls)
         self._modules = {module.path: module for module in graph.modules}
@@ -79,25 +63,19 @@ class ModuleBoxes:
             self._connect(graph.edges)
         else:
             self._add_modules(graph.modules)
-        if len(self.parts[0].children) == 1:
+        if len(self.blocks[0].children) == 1:
             self._drop_whole()
-        elif self.parts[0].is_group:  # a container that is not called itself
-            self.parts[0].module = self._modules.get("") or self._modules.get(MODEL)
-        for part in list(self.parts):
-            self._fold(part)
-            self._split(part)
+        elif self.blocks[0].is_group:  # a container that is not called itself
+            self.blocks[0].module = self._modules.get("") or self._modules.get(MODEL)
+        for block in list(self.blocks):
+            self._fold(block)
+            list(self.split(block))
 
-    def add(self, parent: int, role: ModuleBoxRole) -> ModuleBox:
-        """A new part; its parent learns of it where its place among the children is known."""
-        part = ModuleBox(len(self.parts), parent, role)
-        self.parts.append(part)
-        return part
-
-    def around(self, part: int) -> int:
-        """The call or whole that a part belongs to, whatever repeats and sections are between."""
-        parent = self.parts[part].parent
-        while parent > 0 and self.parts[parent].is_group:
-            parent = self.parts[parent].parent
+    def around(self, block: int) -> int:
+        """The call or whole that a block belongs to, whatever repeats and sections are between."""
+        parent = self.blocks[block].parent
+        while parent > 0 and self.blocks[parent].is_group:
+            parent = self.blocks[parent].parent
         return parent
 
     def _add_calls(self, calls: Sequence[CallNode]) -> None:
@@ -111,27 +89,27 @@ class ModuleBoxes:
         waiting: list[tuple[int, CallNode, frozenset[str]]] = [(0, call, frozenset()) for call in inside[""][::-1]]
         while waiting:
             around, call, sites = waiting.pop()
-            part = self.add(around, ModuleBoxRole.CALL)
-            part.site, part.path, part.call = call.site, call.path, call
+            block = self.add(around, BlockRole.CALL)
+            block.site, block.path, block.call = call.site, call.path, call
             if name_in(call.site, (call.path,)) != call.path:
-                part.role = ModuleBoxRole.TENSOR
-            part.module = self._modules.get(call.path) or self._modules.get("" if call.path == MODEL else call.path)
-            self.parts[around].children.append(part.index)
+                block.role = BlockRole.TENSOR
+            block.module = self._modules.get(call.path) or self._modules.get("" if call.path == MODEL else call.path)
+            self.blocks[around].children.append(block.index)
             within = sites | {call.site}
-            if len(self.parts) < most and part.role is ModuleBoxRole.CALL:
-                waiting += [(part.index, each, within) for each in inside[call.site][::-1] if each.site not in within]
+            if len(self.blocks) < most and block.role is BlockRole.CALL:
+                waiting += [(block.index, each, within) for each in inside[call.site][::-1] if each.site not in within]
 
-    def without_flow(self) -> list[ModuleBox]:
+    def without_flow(self) -> list[ModuleBlock]:
         """Calls of which no forward was traced, so that nothing is known of the data that went in and came out."""
         wired = {end for wires in self.wires.values() for wire in wires for end in (wire.source, wire.target)}
         return [
-            part
-            for part in self.parts[1:]
-            if part.parent >= 0
-            and part.call is not None
-            and part.index not in wired
-            and part.call.parent
-            and (part.call.inputs or part.call.outputs)
+            block
+            for block in self.blocks[1:]
+            if block.parent >= 0
+            and block.call is not None
+            and block.index not in wired
+            and block.call.parent
+            and (block.call.inputs or block.call.outputs)
         ]
 
     def _add_modules(self, modules: Iterable[ModuleNode]) -> None:
@@ -141,16 +119,16 @@ class ModuleBoxes:
             around = path
             while around not in known or (around == path and path):
                 around = around.rpartition(".")[0]
-            part = self.add(known[around], ModuleBoxRole.MODULE)
-            part.site, part.path, part.module = path or MODEL, path or MODEL, module
-            self.parts[known[around]].children.append(part.index)
-            known[path] = part.index
+            block = self.add(known[around], BlockRole.MODULE)
+            block.site, block.path, block.module = path or MODEL, path or MODEL, module
+            self.blocks[known[around]].children.append(block.index)
+            known[path] = block.index
 
     def _connect(self, edges: Iterable[CallEdge]) -> None:
         """Sorts the edges into the calls they lie in."""
         of_site: dict[str, list[int]] = defaultdict(list)
-        for part in self.parts[1:]:
-            of_site[part.site].append(part.index)
+        for block in self.blocks[1:]:
+            of_site[block.site].append(block.index)
         inside: dict[int, list[_End]] = defaultdict(list)
         for edge in edges:
             for source in of_site[edge.source]:
@@ -163,7 +141,7 @@ class ModuleBoxes:
     def _add_end(self, ends: tuple[int, str, int, str, str], inside: dict[int, list[_End]]) -> None:
         """Add an edge to the call it lies in, if its ends are side by side or one around the other."""
         source, _, target, target_port, _ = ends
-        inner = self.parts[source].parent, self.parts[target].parent
+        inner = self.blocks[source].parent, self.blocks[target].parent
         if source == target and not target_port.startswith("input"):
             inside[source].append((None, ends[1], None, *ends[3:]))
         elif inner[0] == inner[1]:  # an outermost call may take what it gave before
@@ -175,76 +153,64 @@ class ModuleBoxes:
 
     def _sort(self, call: int, ends: Iterable[_End]) -> None:
         """Put the calls inside one after those they take data from: they stand as they were first seen, some late."""
-        children = self.parts[call].children
+        children = self.blocks[call].children
         order = {child: at for at, child in enumerate(children)}
         givers: dict[int, set[int]] = defaultdict(set)
         for source, _, target, *_ in ends:
             if source is not None and target is not None and source != target:
                 givers[target].add(source)
         if any(order[giver] > order[child] for child, those in givers.items() for giver in those):
-            self.parts[call].children = _after_givers(children, givers)
+            self.blocks[call].children = _after_givers(children, givers)
 
     def _drop_whole(self) -> None:
         """One outermost call is the whole itself."""
-        only = self.parts[self.parts[0].children[0]]
-        self.parts[0] = ModuleBox(0, -1, only.role, only.site, only.path, only.module, only.call, only.children)
+        only = self.blocks[self.blocks[0].children[0]]
+        self.blocks[0] = replace(only, index=0, parent=-1)
         for child in only.children:
-            self.parts[child].parent = 0
+            self.blocks[child].parent = 0
         self.wires.pop(0, None)
         if only.index in self.wires:
             self.wires[0] = self.wires.pop(only.index)
         only.children, only.parent = [], -1
 
-    def _fold(self, part: ModuleBox) -> None:
-        """Puts children in a row that are built alike into one part."""
-        ran = [child for child in part.children if self.parts[child].role is not ModuleBoxRole.MERGE]
-        repeats = list(_repeats([self._kind(child) for child in ran], lambda at: bool(self.parts[ran[at]].children)))
-        if part.index == 0 and len(repeats) == 1 and repeats[0][1] == len(ran):
+    def _fold(self, block: ModuleBlock) -> None:
+        """Puts children in a row that are built alike into one block."""
+        ran = [child for child in block.children if self.blocks[child].role is not BlockRole.MERGE]
+        repeats = list(_repeats([self._kind(child) for child in ran], lambda at: bool(self.blocks[ran[at]].children)))
+        if block.index == 0 and len(repeats) == 1 and repeats[0][1] == len(ran):
             return  # nothing else would be left to see
         for start, length, period in repeats:
-            group = self.add(part.index, ModuleBoxRole.REPEAT)
+            group = self.add(block.index, BlockRole.REPEAT)
             group.period = period
-            self._gather(part, ran[start : start + length], group)
+            self._gather(block, ran[start : start + length], group)
 
-    def _gather(self, part: ModuleBox, chosen: Sequence[int], group: ModuleBox) -> None:
+    def _gather(self, block: ModuleBlock, chosen: Sequence[int], group: ModuleBlock) -> None:
         """Moves children, and the merges between them, into a group of their own."""
         inside = set(chosen)
-        for child in part.children:  # a merge stands after what it takes
-            if self.parts[child].role is ModuleBoxRole.MERGE:
+        for child in block.children:  # a merge stands after what it takes
+            if self.blocks[child].role is BlockRole.MERGE:
                 wires = self.wires.get(self.around(child), ())
                 takes = {wire.source for wire in wires if wire.target == child}
                 gives = {wire.target for wire in wires if wire.source == child}
                 if takes & inside and gives & set(chosen):
                     inside.add(child)
-        group.children = [child for child in part.children if child in inside]
-        at = part.children.index(chosen[0])
-        part.children = [
-            *(child for child in part.children[:at] if child not in inside),
+        group.children = [child for child in block.children if child in inside]
+        at = block.children.index(chosen[0])
+        block.children = [
+            *(child for child in block.children[:at] if child not in inside),
             group.index,
-            *(child for child in part.children[at:] if child not in inside),
+            *(child for child in block.children[at:] if child not in inside),
         ]
         for child in group.children:
-            self.parts[child].parent = group.index
-
-    def _split(self, part: ModuleBox) -> None:
-        if len(part.children) <= MOST_CHILDREN:
-            return
-        children, part.children = part.children, []
-        size = max(SECTION, -(-len(children) // MOST_SECTIONS))
-        for start in range(0, len(children), size):
-            section = self.add(part.index, ModuleBoxRole.SECTION)
-            section.children = children[start : start + size]
-            for child in section.children:
-                self.parts[child].parent = section.index
-            part.children.append(section.index)
+            self.blocks[child].parent = group.index
 
     def _kind(self, index: int) -> int:
-        """A number that is the same for parts that are built alike."""
+        """A number that is the same for blocks that are built alike."""
         if index not in self._kinds:
-            part = self.parts[index]
-            module = part.module
-            built = (module.class_name, module.parameters, module.detail) if module else (part.role, part.site)
-            key = (part.role, built, tuple(self._kind(child) for child in part.children))
+            block = self.blocks[index]
+            module = block.module
+            built = (module.class_name, module.parameters, module.detail) if module else (block.role, block.site)
+            key = (block.role, built, tuple(self._kind(child) for child in block.children))
             self._kinds[index] = self._alike.setdefault(key, len(self._alike))
         return self._kinds[index]
 
@@ -308,9 +274,9 @@ class _Merging:
     concatenations, is then drawn as a chain.
     """
 
-    def __init__(self, parts: ModuleBoxes, call: int) -> None:
-        self._parts, self._call = parts, call
-        self._children = parts.parts[call].children
+    def __init__(self, tree: ModuleBlocks, call: int) -> None:
+        self._tree, self._call = tree, call
+        self._children = tree.blocks[call].children
         self._order: dict[int | None, float] = {child: at for at, child in enumerate(self._children)}
         self._merges: list[tuple[frozenset[Source], str, int]] = []  # with where they met, "" if that is not known
         self._placed: list[tuple[float, int]] = [(at, child) for child, at in self._order.items() if child is not None]
@@ -332,7 +298,7 @@ class _Merging:
             if len(sources) > 1:
                 sources = [(self._merge(frozenset(sources), joins[target, port], target), "")]
             self._wires += [Wire(*source, target, port) for source in sources]
-        self._parts.parts[self._call].children = [child for _, child in sorted(self._placed)]
+        self._tree.blocks[self._call].children = [child for _, child in sorted(self._placed)]
         return self._wires
 
     def _is_back(self, source: int | None, target: int | None) -> bool:
@@ -342,7 +308,7 @@ class _Merging:
         for those, where, merge in self._merges:
             if those == sources and (where == join or "" in (where, join)):
                 return merge
-        merge = self._parts.add(self._call, ModuleBoxRole.MERGE).index
+        merge = self._tree.add(self._call, BlockRole.MERGE).index
         left = set(sources)
         known = Counter(those for those, _, _ in self._merges)
         for those, _, other in sorted(self._merges, key=lambda entry: -len(entry[0])):
@@ -357,3 +323,88 @@ class _Merging:
         self._order[merge] = at - 0.5
         self._placed.append((at - 0.5, merge))
         return merge
+
+
+class ModuleFlows:
+    """Where the tensors of a run's graph go; each call numbers what comes in anew. Below zero nothing is drawn."""
+
+    def __init__(self, tree: ModuleBlocks) -> None:
+        self._tree = tree
+        self._numbers: dict[object, int] = {}
+        self._hops: dict[int, list[Hop]] = defaultdict(list)
+        self._enters: dict[tuple[int, int], int] = {}  # child and tensor → the tensor inside
+        self._leaves: dict[tuple[int, str], int] = {}  # call and port → the tensor inside
+        self._ports: dict[int, tuple[int, str]] = {}  # tensor → the call and port it comes from
+        self._same = self._same_ports()
+        for call, wires in tree.wires.items():
+            for wire in wires:
+                self._add(call, wire)
+
+    def hops(self, group: int) -> Iterable[Hop]:
+        """The hops in one group; where nothing is known to flow, its children stand one below the other."""
+        if group in self._hops:
+            return dict.fromkeys(self._hops[group])
+        below = enumerate(pairwise(self._tree.blocks[group].children))
+        return [Hop(group, NO_TENSOR - 1 - at, source, target) for at, (source, target) in below]
+
+    def inside(self, child: int, tensor: int, *, top: bool) -> int:
+        """The tensor inside a child that continues one at its top or bottom border."""
+        if self._tree.blocks[child].is_group:
+            return tensor
+        if top:
+            return self._enters.get((child, tensor), NO_TENSOR)
+        return self._leaves.get(self._ports.get(tensor, (-1, "")), NO_TENSOR)
+
+    def inputs(self, call: int) -> dict[str, int]:
+        """The tensor that comes in at each input of a call."""
+        wires = self._tree.wires.get(call, ())
+        return {wire.source_port: self._tensor(call, wire) for wire in wires if wire.source is None}
+
+    def outputs(self, call: int) -> dict[str, int]:
+        """The tensor inside a call that goes out at each output."""
+        return {port: tensor for (at, port), tensor in self._leaves.items() if at == call}
+
+    def _same_ports(self) -> dict[tuple[int, str], str]:
+        """The inputs of calls that are given one and the same tensor, by the first of them."""
+        first: dict[tuple[int, int | None, str], str] = {}
+        same: dict[tuple[int, str], str] = {}
+        for wires in self._tree.wires.values():
+            for wire in wires:
+                if wire.target is not None and not wire.back:
+                    key = (wire.target, wire.source, wire.source_port)
+                    same[wire.target, wire.target_port] = first.setdefault(key, wire.target_port)
+        return same
+
+    def _number(self, key: object) -> int:
+        return self._numbers.setdefault(key, len(self._numbers))
+
+    def _inner(self, call: int, port: str) -> int:
+        return self._number((call, "in", self._same.get((call, port), port)))
+
+    def _tensor(self, call: int, wire: Wire) -> int:
+        if wire.source is None:
+            return self._inner(call, wire.source_port)
+        tensor = self._number((wire.source, wire.source_port))
+        self._ports[tensor] = (wire.source, wire.source_port)
+        return tensor
+
+    def _chain(self, call: int, block: int | None) -> list[int]:
+        """A call and the blocks from just inside it down to one of its own, through repeats and sections."""
+        chain: list[int] = []
+        while block is not None and block != call:
+            chain.append(block)
+            block = self._tree.blocks[block].parent
+        return [call, *reversed(chain)]
+
+    def _add(self, call: int, wire: Wire) -> None:
+        tensor = self._tensor(call, wire)
+        if wire.target is None:
+            self._leaves[call, wire.target_port] = tensor
+        elif self._tree.blocks[wire.target].children:
+            self._enters[wire.target, tensor] = self._inner(wire.target, wire.target_port)
+        upper, lower = self._chain(call, wire.source), self._chain(call, wire.target)
+        meet = 1
+        while meet + 1 < min(len(upper), len(lower)) and upper[meet] == lower[meet]:
+            meet += 1
+        for hop in hops_along(tensor, upper, lower, meet, back=wire.back):
+            self._hops[hop.group].append(hop)

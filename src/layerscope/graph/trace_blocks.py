@@ -1,49 +1,29 @@
-"""The operations of a pass as nested blocks: what a picture of the pass can show open or closed.
+"""The operations of a trace as nested blocks, and the edges between them.
 
 A block is one operation (all passes of its layer, when rolled), or a module call with the blocks inside it. A module
-that holds a single operation is that operation. More children than can be ordered are cut into sections, in the order
-in which they ran.
+that holds a single operation is that operation.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from enum import Enum
+from functools import cached_property
 
+from layerscope.graph.blocks import Block, BlockRole, BlockTree, Hop, hops_along
 from layerscope.graph.layers import Naming
+from layerscope.graph.order import NO_TENSOR
 from layerscope.model.trace_record import Role, TraceRecord, field_of_all
-
-MOST_CHILDREN = 400
-SECTION, MOST_SECTIONS = 100, 150  # children of one section; sections of one block before they grow
 
 Instance = tuple[int, int]  # a block, and which of its calls: two calls are two instances of a rolled block
 
 
-class BlockRole(str, Enum):
-    """What a block is."""
-
-    INPUT = "input"
-    OUTPUT = "output"
-    CONSTANT = "constant"
-    OPERATION = "operation"
-    PARAMETER = "parameter"  # an operation that uses parameters
-    MODULE = "module"
-    SECTION = "section"  # neighbors out of too many children
-
-
 @dataclass(slots=True)
-class OpBlock:
-    """One thing that can be drawn."""
+class TraceBlock(Block):
+    """An operation, or a module with what is inside it."""
 
-    index: int
-    parent: int  # -1 for the whole
-    role: BlockRole
-    path: str
-    level: int  # modules around it
     operations: list[int] = field(default_factory=list)  # everything inside, in the order of the pass
     calls: list[int] = field(default_factory=list)
-    children: list[int] = field(default_factory=list)
 
     @property
     def passes(self) -> int:
@@ -51,12 +31,12 @@ class OpBlock:
         return len(self.operations if not self.children else self.calls) or 1
 
 
-class Nesting:
-    """All blocks of a pass. Block 0 is the whole; `leaf` is the block of each operation."""
+class TraceBlocks(BlockTree[TraceBlock]):
+    """All blocks of a trace; `leaf` is the block of each operation."""
 
     def __init__(self, record: TraceRecord, naming: Naming, *, rolled: bool, kept: str | None = None) -> None:
         self.record, self.naming = record, naming
-        self.blocks = [OpBlock(0, -1, BlockRole.MODULE, "", 0)]
+        super().__init__(TraceBlock(0, -1, BlockRole.MODULE))
         self._rolled, self._kept = rolled, kept
         self._call_of = field_of_all(record.operations, "call")
         self._of_call = self._call_blocks()
@@ -64,19 +44,12 @@ class Nesting:
         self._dissolve_singles()
         self._adopt()
         for block in list(self.blocks):
-            self._split(block)
+            for section in self.split(block):
+                section.path, section.calls = block.path, block.calls
+                section.operations = sorted(op for child in section.children for op in self.blocks[child].operations)
         self._levels()
-        self._chains: dict[int, tuple[int, ...]] = {}
         self._calls: dict[int, dict[int, int]] = {}
         self._numbers: dict[int, dict[int, int]] = {}
-
-    def chain(self, block: int) -> tuple[int, ...]:
-        """The blocks around a block, from the whole down to itself."""
-        if (found := self._chains.get(block)) is None:
-            parent = self.blocks[block].parent
-            found = (block,) if parent < 0 else (*self.chain(parent), block)
-            self._chains[block] = found
-        return found
 
     def instances(self, operation: int) -> tuple[Instance, ...]:
         """The calls around an operation, from the whole down to itself."""
@@ -100,8 +73,8 @@ class Nesting:
 
     def add_boundary(self, role: BlockRole, around: int, operation: int) -> int:
         """A block that stands for a tensor crossing the border of the block that is looked at."""
-        block = OpBlock(len(self.blocks), around, role, "", self.blocks[around].level + 1, [operation])
-        self.blocks.append(block)
+        block = self.add(around, role)
+        block.level, block.operations = self.blocks[around].level + 1, [operation]
         self.blocks[around].children.append(block.index)
         return block.index
 
@@ -124,7 +97,7 @@ class Nesting:
                 known = blocks.setdefault((around, call.path), [])
                 found = next((block for block, layers in known if layers & inside[index]), None)
             if found is None:
-                found = self._add(around, BlockRole.MODULE, call.path)
+                found = self.add(around, BlockRole.MODULE, call.path).index
             if found and self._rolled:
                 known.append((found, inside[index]))
             of_call.append(found)
@@ -153,14 +126,10 @@ class Nesting:
             block = found.get(key)
             if block is None:
                 role = _role(roles[index], has_parameters=bool(parameters[index]))
-                block = found[key] = self._add(around, role, paths[call])
+                block = found[key] = self.add(around, role, paths[call]).index
             self.blocks[block].operations.append(index)
             leaf.append(block)
         return leaf
-
-    def _add(self, parent: int, role: BlockRole, path: str) -> int:
-        self.blocks.append(OpBlock(len(self.blocks), parent, role, path, 0))
-        return len(self.blocks) - 1
 
     def _dissolve_singles(self) -> None:
         """A module that holds one operation is drawn as that operation."""
@@ -189,23 +158,6 @@ class Nesting:
             each.operations.sort()
             each.children = sorted(set(each.children), key=lambda child: self.blocks[child].operations[0])
 
-    def _split(self, block: OpBlock) -> None:
-        if len(block.children) <= MOST_CHILDREN:
-            return
-        children = block.children
-        size = max(SECTION, -(-len(children) // MOST_SECTIONS))
-        block.children = []
-        for start in range(0, len(children), size):
-            section = self.blocks[self._add(block.index, BlockRole.SECTION, block.path)]
-            section.children = children[start : start + size]
-            section.calls = block.calls
-            for child in section.children:
-                self.blocks[child].parent = section.index
-                section.operations.extend(self.blocks[child].operations)
-            section.operations.sort()
-            block.children.append(section.index)
-            self._split(section)
-
     def _levels(self) -> None:
         """How many modules are around each block; a section adds none."""
         waiting = [0]
@@ -221,6 +173,56 @@ def _role(role: Role, *, has_parameters: bool) -> BlockRole:
     if role is not Role.OPERATION:
         return BlockRole(role.value)
     return BlockRole.PARAMETER if has_parameters else BlockRole.OPERATION
+
+
+class TraceFlows:
+    """The edges of a trace with everything open, found for one group when it is needed."""
+
+    def __init__(self, tree: TraceBlocks) -> None:
+        self._tree = tree
+        self._parents: Sequence[Sequence[int]] = field_of_all(tree.record.operations, "parents")
+
+    @cached_property
+    def children(self) -> Sequence[Sequence[int]]:
+        """The operations that took each operation's result."""
+        children: list[list[int]] = [[] for _ in self._parents]
+        for operation, parents in enumerate(self._parents):
+            for parent in dict.fromkeys(parents):
+                children[parent].append(operation)
+        return children
+
+    def hops(self, group: int) -> list[Hop]:
+        """The hops in one group, in the order of the pass; a tensor is the block that computed it."""
+        edges: dict[tuple[int, int, int, bool], list[Hop]] = {}
+        tree = self._tree
+        for source, target in self._touching(group):
+            upper, lower = tree.instances(source), tree.instances(target)
+            meet = next(at for at, pair in enumerate(zip(upper, lower, strict=False)) if pair[0] != pair[1])
+            (above, _), (below, _) = upper[meet], lower[meet]
+            back = not tree.blocks[above].operations[0] < tree.blocks[below].operations[0]
+            key = (tree.leaf[source], tree.leaf[target], upper[meet - 1][0], back)
+            if key not in edges:
+                hops = hops_along(key[0], tree.chain(key[0]), tree.chain(key[1]), meet, back=back)
+                edges[key] = [hop for hop in hops if hop.group == group]
+        return [hop for hops in edges.values() for hop in hops]
+
+    def inside(self, child: int, tensor: int, *, top: bool) -> int:
+        """The tensor inside a child that continues one at its top or bottom border: the same, if it has an inside."""
+        return tensor if self._tree.blocks[child].children else NO_TENSOR
+
+    def _touching(self, group: int) -> Iterator[tuple[int, int]]:
+        """Edges with an end in a group, without those that stay in one call of one of its blocks."""
+        blocks = self._tree.blocks
+        inside = [blocks[child] for child in blocks[group].children]
+        child_of = {op: child.index for child in inside for op in child.operations}
+        several = {child.index for child in inside if not child.children or len(child.calls) > 1}
+        outside = {op for at in blocks[group].operations for op in self.children[at]} - child_of.keys() if group else ()
+        for target in sorted((*child_of, *outside)):
+            below = child_of.get(target)
+            for source in dict.fromkeys(self._parents[target]):
+                above = child_of.get(source)
+                if above != below or (above is not None and above in several):
+                    yield source, target
 
 
 def passes_text(numbers: Sequence[int]) -> str:
