@@ -14,8 +14,8 @@ from layerscope.graph.collapse import drawable
 from layerscope.graph.layers import name_layers
 from layerscope.graph.trace_blocks import TraceBlocks, TraceFlows
 from layerscope.model.trace_record import TraceRecord
-from layerscope.views import trace_page
-from layerscope.views.trace_page import TraceGraph, TracePicture
+from layerscope.views import trace_graph
+from layerscope.views.trace_graph import TraceGraph, TracePicture
 from tests.views import graphs
 from tests.views.graphs import Pass
 
@@ -130,8 +130,8 @@ def test_a_module_tells_its_costs_and_the_operation_of_its_output() -> None:
 
 def test_a_large_graph_is_sent_as_modules_and_its_operations_with_their_groups(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = view()
-    monkeypatch.setattr(trace_page, "SENT_WHOLE", 3)
-    monkeypatch.setattr(trace_page, "readable", lambda *_: {0})
+    monkeypatch.setattr(trace_graph, "SENT_WHOLE", 3)
+    monkeypatch.setattr(trace_graph, "readable", lambda *_: {0})
     graph = TraceGraph(nested(looped().record()))
     picture = graph.view()
     assert [group.group for group in picture.inside.groups] == [0]

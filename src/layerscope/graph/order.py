@@ -138,7 +138,7 @@ class OrderedGroup:
     out_of: Mapping[tuple[int, int], int]
 
 
-class GroupOrders:
+class GroupOrderings:
     """The orderings of the groups of a graph, whichever of them are open; made when needed: a large graph has many."""
 
     def __init__(self, blocks: Sequence[Block], flows: GroupFlows) -> None:

@@ -24,7 +24,7 @@ import numpy.typing as npt
 
 from layerscope.server import messages
 from layerscope.server.routes import custom_view, findings, traces
-from layerscope.views import compare, heatmap, samples, tensors, trace_page, training
+from layerscope.views import compare, heatmap, samples, tensors, trace_graph, trace_page, training
 from layerscope.views.dependencies import DependencyView
 from layerscope.views.histogram import HistogramView, Limits
 from layerscope.views.module_graph import PartNumbers
@@ -49,11 +49,11 @@ RECORDS: tuple[type, ...] = (
     messages.Timeline,
     traces.TraceEntry,
     traces.TraceList,
-    trace_page.Crumb,
-    trace_page.TraceParts,
-    trace_page.TraceGroups,
-    trace_page.TracePicture,
-    trace_page.TraceNumbers,
+    trace_graph.Crumb,
+    trace_graph.TraceParts,
+    trace_graph.TraceGroups,
+    trace_graph.TracePicture,
+    trace_graph.TraceNumbers,
     trace_page.OperationLink,
     trace_page.Fact,
     trace_page.TraceRanking,

@@ -11,20 +11,23 @@ import numpy as np
 
 from layerscope.graph.blocks import BlockRole
 from layerscope.graph.module_blocks import MODEL, ModuleBlock, ModuleBlocks, ModuleFlows
-from layerscope.graph.order import NO_TENSOR, GroupOrders
+from layerscope.graph.order import NO_TENSOR, GroupOrderings
 from layerscope.model.records import CallGraph, CallNode, Flags, Floats, Ints, Kind
 from layerscope.model.text import shape_text
 from layerscope.query.matrix import INF, MISSING, NAN, VALUE, Cells, Matrix
 from layerscope.query.tables import at_or_before, first_of_each
-from layerscope.views.draw.text_width import text_width
 from layerscope.views.heatmap import ColorScale, color_scale
-from layerscope.views.nested_graph import GroupOrder, NestedGraph, group_order
+from layerscope.views.nested_graph import (
+    GroupOrder,
+    NestedGraph,
+    box_width,
+    facts_text,
+    group_order,
+    one_line,
+    title_width,
+)
 
-NAME_SIZE, DETAIL_SIZE = 12.0, 10.5
-HEIGHT, MERGE = 38, (22, 10)
-NARROWEST, WIDEST = 84, 230
-MARGIN, CHEVRON, TIMES = 9, 16, 26  # beside the text; for the sign that it can be opened; for ×12
-SHORTEST_TITLE = 150
+HEIGHT, MERGE = 38, (22, 10)  # of a box; width and height of a merge
 SENT_WHOLE = 1500  # parts of a graph that is sent with the order of all its groups
 FEW = 3  # a group with no more children than this is open at first
 NO_CALLS = "Arrows are missing: no call of a module was seen. Boxes stand in the order in which the modules were made."
@@ -39,7 +42,7 @@ class ModuleGraph:
         self.tree = ModuleBlocks(graph)
         self._flops = flops or {}
         self._tensors = ModuleFlows(self.tree)
-        self._orders = GroupOrders(self.tree.blocks, self._tensors)
+        self._orders = GroupOrderings(self.tree.blocks, self._tensors)
         self._coloring: Coloring | None = None
 
     @cached_property
@@ -53,7 +56,12 @@ class ModuleGraph:
         times = [
             len(_ran(self.tree, block)) // block.period if block.role is BlockRole.REPEAT else 1 for block in blocks
         ]
-        sizes = [_size(block, words[block.index], times[block.index]) for block in blocks]
+        sizes = [
+            MERGE
+            if block.role is BlockRole.MERGE
+            else (box_width(*words[block.index], opens=bool(block.children), times=times[block.index]), HEIGHT)
+            for block in blocks
+        ]
         return NestedGraph(
             title=words[0][0],
             note=_note(self.tree),
@@ -63,7 +71,7 @@ class ModuleGraph:
             details=tuple(detail for _, detail in words),
             widths=tuple(width for width, _ in sizes),
             heights=tuple(height for _, height in sizes),
-            title_widths=tuple(min(SHORTEST_TITLE, round(text_width(n, 11.0, bold=True)) + 40) for n, _ in words),
+            title_widths=tuple(title_width(name) for name, _ in words),
             times=tuple(times),
             sites=tuple(block.site for block in blocks),
             facts=tuple(_facts(block, wording.parameters(block), self._flops.get(block.site, 0)) for block in blocks),
@@ -115,7 +123,7 @@ def _note(tree: ModuleBlocks) -> str:
     names = list(dict.fromkeys(block.site for block in tree.without_flow()))
     if not names:
         return ""
-    named = ", ".join(map(_shown, names[:3])) + (" …" if len(names) > 3 else "")
+    named = ", ".join(map(one_line, names[:3])) + (" …" if len(names) > 3 else "")
     return (
         f"Arrows are missing at {len(names)} call{'s' if len(names) > 1 else ''} ({named}): these were seen only in "
         "orders of calls that were not traced. An order that occurs again is traced then."
@@ -131,17 +139,9 @@ def _ports(ports: Iterable[tuple[str, tuple[int, ...]]], tensors: Mapping[str, i
     shapes = dict(ports)
     names = dict.fromkeys((*shapes, *tensors))
     return {
-        f"{_shown(name)}\t{shape_text(shapes[name]) if name in shapes else ''}": tensors.get(name, NO_TENSOR)
+        f"{one_line(name)}\t{shape_text(shapes[name]) if name in shapes else ''}": tensors.get(name, NO_TENSOR)
         for name in names
     }
-
-
-def _size(block: ModuleBlock, words: tuple[str, str], times: int) -> tuple[int, int]:
-    if block.role is BlockRole.MERGE:
-        return MERGE
-    name = text_width(words[0], NAME_SIZE, bold=True) + (CHEVRON if block.children else 0) + (TIMES if times > 1 else 0)
-    width = max(name, text_width(words[1], DETAIL_SIZE)) + 2 * MARGIN
-    return round(min(max(width, NARROWEST), WIDEST)), HEIGHT
 
 
 class _Wording:
@@ -159,10 +159,10 @@ class _Wording:
             ran = [self._tree.blocks[child] for child in _ran(self._tree, block)]
             return f"{self.name(ran[0])} … {self.name(ran[-1])}" if ran else ""
         if block.is_group or (block.path == MODEL and block.role is not BlockRole.TENSOR):
-            return _shown(block.module.class_name if block.module else MODEL)
+            return one_line(block.module.class_name if block.module else MODEL)
         around = self._tree.blocks[self._tree.around(block.index)].path
         site = block.site.removeprefix(f"{around}.")
-        return _shown(site)
+        return one_line(site)
 
     def detail(self, block: ModuleBlock) -> str:
         """Class and shape of the first output."""
@@ -172,11 +172,11 @@ class _Wording:
             if block.module is not None:
                 return ""  # it is called by its class
             kinds = [self._class_name(self._tree.blocks[child]) for child in _ran(self._tree, block)]
-            return _shown(", ".join(dict.fromkeys(kinds)))
+            return one_line(", ".join(dict.fromkeys(kinds)))
         shapes = block.call.outputs if block.call else ()
         shape = shape_text(shapes[0][1]) + (f" +{len(shapes) - 1}" if len(shapes) > 1 else "") if shapes else ""
         is_model = block.path == MODEL and block.role is not BlockRole.TENSOR  # it is called by its class
-        class_name = "" if is_model else _shown(self._class_name(block))
+        class_name = "" if is_model else one_line(self._class_name(block))
         return " · ".join(filter(None, (class_name, shape)))
 
     def parameters(self, block: ModuleBlock) -> int:
@@ -211,7 +211,7 @@ def _facts(block: ModuleBlock, parameters: int, flops: int) -> str:
         rows.append(("FLOPs", f"{flops:,}"))
     if block.module is not None and block.role is not BlockRole.TENSOR:
         rows += list(_extra(block.module.detail))
-    return "\n".join(f"{_shown(key)}\t{_shown(value)}" for key, value in rows)
+    return facts_text(rows)
 
 
 def _distinct(call: CallNode) -> Iterator[tuple[str, tuple[int, ...]]]:
@@ -233,14 +233,9 @@ def _extra(detail: str) -> Iterator[tuple[str, str]]:
             item += character
 
 
-def _shown(text: str) -> str:
-    """A text of one line: names can hold anything."""
-    return text if text.isprintable() else "".join(each if each.isprintable() else " " for each in text)
-
-
 @dataclass(frozen=True, slots=True)
 class PartNumbers:
-    """A statistic of each block that has it at its last recorded step at or before one, and the scale of the whole run.
+    """A statistic of each part that has it at its last recorded step at or before one, and the scale of the whole run.
 
     A block that was recorded only later shows its first step. NaN says that the tensor has elements that are NaN, Inf
     that it has infinite ones and none that is NaN.

@@ -5,11 +5,16 @@ Which groups are open is the page's affair, and so are the places that follow fr
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from layerscope.graph.order import NO_TENSOR, OrderedGroup
+from layerscope.views.draw.text_width import text_width
 
 NOTHING = -1  # instead of a part, a flow or a tensor
+NAME_SIZE, DETAIL_SIZE, TITLE_SIZE = 12.0, 10.5, 11.0
+NARROWEST, WIDEST, SHORTEST_TITLE = 84, 258, 150
+MARGIN, CHEVRON, TIMES = 9, 16, 26  # beside the text; for the sign that it can be opened; for ×12
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,3 +111,24 @@ def group_order(group: int, ordered: OrderedGroup, inputs: dict[str, int], outpu
 
 def _or_nothing(index: int | None) -> int:
     return NOTHING if index is None else index
+
+
+def box_width(name: str, detail: str, *, opens: bool, times: int = 1) -> int:
+    """How wide a closed part is drawn."""
+    title = text_width(name, NAME_SIZE, bold=True) + (CHEVRON if opens else 0) + (TIMES if times > 1 else 0)
+    return round(min(max(title, text_width(detail, DETAIL_SIZE), NARROWEST - 2 * MARGIN) + 2 * MARGIN, WIDEST))
+
+
+def title_width(name: str) -> int:
+    """The room that the title of an open part needs."""
+    return min(SHORTEST_TITLE, round(text_width(name, TITLE_SIZE, bold=True)) + 40)
+
+
+def facts_text(facts: Iterable[tuple[str, str]]) -> str:
+    """Facts for a tooltip: lines of a name, a tab and a text."""
+    return "\n".join(f"{one_line(name)}\t{one_line(text)}" for name, text in facts)
+
+
+def one_line(text: str) -> str:
+    """A text of one line: names can hold anything."""
+    return text if text.isprintable() else "".join(each if each.isprintable() else " " for each in text)

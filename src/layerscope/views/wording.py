@@ -1,123 +1,136 @@
-"""The words on the graph of a pass: titles, lines and tooltips of its blocks."""
+"""The words on the graph of a trace: titles, lines and facts of its blocks."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Collection, Sequence
+from functools import cached_property
+
+import numpy as np
 
 from layerscope.graph.blocks import BlockRole
-from layerscope.graph.collapse import Drawable
-from layerscope.graph.trace_blocks import TraceBlock, passes_text
+from layerscope.graph.trace_blocks import TraceBlock, TraceBlocks, passes_text
+from layerscope.model.records import Floats
 from layerscope.model.text import quantity, shape_text
-from layerscope.model.trace_record import Operation
+from layerscope.model.trace_record import Operation, Role, TraceRecord, field_of_all
+
+FIELDS = ("elapsed_s", "flops", "size_bytes")
 
 
-class Wording:
-    """Texts of the blocks of one picture."""
+def amounts(operations: Sequence[Operation], field: str) -> Floats:
+    """A field of every operation; NaN of those that do not count, so that a sum is right."""
+    values = np.array(field_of_all(operations, field), np.float64)  # None becomes NaN
+    if field in ("elapsed_s", "flops"):  # of what was computed; a call with several results counts once
+        leads = np.array(field_of_all(operations, "lead")) == np.arange(len(values))
+        computed = np.array([role is Role.OPERATION for role in field_of_all(operations, "role")], np.bool_)
+        values[~(leads & computed)] = np.nan
+    return values
 
-    def __init__(self, drawable: Drawable) -> None:
-        self._drawable = drawable
-        self._blocks = drawable.tree.blocks
-        self._record, self._naming = drawable.tree.record, drawable.tree.naming
-        self._parameters = {parameter.name: parameter for parameter in self._record.parameters}
 
-    def picture_title(self, focus: str | None) -> str:
-        """The model, or the module that is looked at."""
-        return self._record.model if focus is None else f"{self._record.model} · {focus}"
+def elements_of(record: TraceRecord, names: Collection[str]) -> int:
+    """Elements of the parameters of these names."""
+    return sum(math.prod(parameter.shape) for parameter in record.parameters if parameter.name in names)
 
-    def picture_detail(self, nodes: int) -> str:
-        """How much is seen of how much."""
-        count = len(self._blocks[self._drawable.root].operations)
-        closed = f", drawn as {nodes} nodes" if nodes < count else ""
-        return f"{count:,} operations{closed}"
+
+class TraceWording:
+    """Texts of the blocks of one trace."""
+
+    def __init__(self, tree: TraceBlocks) -> None:
+        self._blocks, self._record, self._naming = tree.blocks, tree.record, tree.naming
+        self._shapes = field_of_all(tree.record.operations, "shape")
 
     def title(self, block: TraceBlock) -> str:
         """What the block is called: its label, or its path below the group it is drawn in."""
         if block.role is BlockRole.SECTION:
             return f"operations {block.operations[0]}–{block.operations[-1]}"
-        if block.children:
-            return self._short_path(block) + self._times(block)
-        return self._label(block) + self._times(block)
+        if not block.children:
+            return self._label(block) + (f" ×{block.passes}" if block.passes > 1 else "")
+        numbers = [self._record.calls[call].number for call in block.calls]
+        times = f" ×{len(numbers)}" if len(numbers) > 1 else f"#{numbers[0]}" if numbers[0] > 1 else ""
+        return self._short_path(block) + times
 
-    def detail(self, block: TraceBlock) -> str:
+    def class_name(self, block: TraceBlock) -> str:
         """The class of a module."""
-        return "" if block.role is BlockRole.SECTION or not block.calls else self._class_name(block)
+        is_module = block.role is not BlockRole.SECTION and block.calls
+        return self._record.calls[block.calls[0]].class_name if is_module else ""
 
     def lines(self, block: TraceBlock) -> tuple[str, ...]:
         """What stands below the title of a node."""
-        last = self._record.operations[block.operations[-1]]
+        count = f"{len(block.operations):,} operations"
         if block.role is BlockRole.SECTION:
-            return (f"{len(block.operations):,} operations",)
+            return (count,)
         if block.children:
-            return (self._class_name(block), f"{len(block.operations):,} operations", shape_text(last.shape))
+            return (self.class_name(block), count, self.shape(block))
+        last = self._record.operations[block.operations[-1]]
         if block.role in (BlockRole.INPUT, BlockRole.OUTPUT):
             border = "from outside" if block.role is BlockRole.INPUT else "to outside"
-            return (
-                (shape_text(last.shape),) if last.role.value == block.role.value else (shape_text(last.shape), border)
-            )
-        shapes = ", ".join(self._parameter_shapes(last))
-        found = (self.path_below(block), shape_text(last.shape), f"params {shapes}" if shapes else "")
-        return tuple(line for line in found if line)
-
-    def tooltip(self, block: TraceBlock) -> str:
-        """Everything there is to say in a few lines."""
-        last = self._record.operations[block.operations[-1]]
-        elapsed = sum(op.elapsed_s for op in self._leads(block.operations))
-        if block.children:
-            names = {name for index in block.operations for name in self._record.operations[index].parameters}
-            said = [block.path or self.title(block), self.detail(block), f"{len(block.operations):,} operations"]
-            said.append(f"{self._elements(names):,} parameter elements" if names else "")
-        else:
-            said = [self._label(block), f"{last.function} in {block.path}" if block.path else last.function]
-            said.append(", ".join(last.parameters))
-        said += [
-            f"{shape_text(last.shape)} {last.dtype} on {last.device}",
-            f"{block.passes} passes" if block.passes > 1 else "",
-        ]
-        said.append(quantity(elapsed, "s") if elapsed else "")
-        return "\n".join(line for line in said if line)
-
-    def _label(self, block: TraceBlock) -> str:
-        first = block.operations[0]
-        layer = self._naming.layer[first]
-        everywhere = len(self._naming.members[layer])
-        if everywhere == len(block.operations) or block.parent < 0:
-            return self._naming.labels[layer]
-        numbers = [self._naming.number[operation] for operation in block.operations]
-        return f"{self._naming.labels[layer]}:{passes_text(numbers)}"
-
-    def _times(self, block: TraceBlock) -> str:
-        if block.children:
-            calls = [self._record.calls[call].number for call in block.calls]
-            return f" ×{len(calls)}" if len(calls) > 1 else f"#{calls[0]}" if calls[0] > 1 else ""
-        return f" ×{block.passes}" if block.passes > 1 else ""
-
-    def _short_path(self, block: TraceBlock) -> str:
-        around = self._blocks[block.parent].path if block.parent >= 0 else ""
-        return block.path.removeprefix(f"{around}.") if around else block.path or self._class_name(block)
+            return (self.shape(block),) if last.role.value == block.role.value else (self.shape(block), border)
+        used = {parameter.name: parameter.shape for parameter in self._record.parameters}
+        shapes = ", ".join(shape_text(used[name]) for name in last.parameters if name in used)
+        lines = (self.path_below(block), self.shape(block), f"params {shapes}" if shapes else "")
+        return tuple(line for line in lines if line)
 
     def path_below(self, block: TraceBlock) -> str:
         """Of an operation that is drawn instead of its module, which module that is."""
         around = self._blocks[block.parent].path if block.parent >= 0 else ""
         return "" if block.path == around else f"@ {self._short_path(block)}"
 
-    def _class_name(self, block: TraceBlock) -> str:
-        return self._record.calls[block.calls[0]].class_name
+    def shape(self, block: TraceBlock) -> str:
+        """The shape of what a block returns, the first of several tensors."""
+        returned = self.returned(block)
+        more = f" +{len(returned) - 1}" if len(returned) > 1 else ""
+        return shape_text(self._shapes[returned[0]]) + more if returned else ""
 
-    def _parameter_shapes(self, operation: Operation) -> Iterable[str]:
-        for name in operation.parameters:
-            if name in self._parameters:
-                yield shape_text(self._parameters[name].shape)
+    def returned(self, block: TraceBlock) -> Sequence[int]:
+        """The operations whose tensors a block returns: of a module those of its last call."""
+        returned = self._record.calls[block.calls[-1]].outputs if block.calls and block.children else ()
+        return returned or block.operations[-1:]
 
-    def _elements(self, names: Iterable[str]) -> int:
-        total = 0
-        for name in names:
-            size = 1
-            for length in self._parameters[name].shape if name in self._parameters else (0,):
-                size *= length
-            total += size
-        return total
+    def facts(self, block: TraceBlock) -> list[tuple[str, str]]:
+        """Names and texts for the tooltip."""
+        first = self._record.operations[block.operations[0]]
+        returned = self._record.operations[self.returned(block)[0]]
+        elapsed, flops, size = (sum(amount[at] for at in block.operations) for amount in self._amounts)
+        if block.children:
+            elements = elements_of(self._record, {name for at in block.operations for name in self._parameters[at]})
+            facts = {
+                "module": block.path,
+                "class": self.class_name(block),
+                "operations": f"{len(block.operations):,}",
+                "parameters": f"{elements:,} elements" if elements else "",
+            }
+        else:
+            facts = {
+                "function": first.function,
+                "in": self._record.calls[first.call].path,
+                "parameters": ", ".join(first.parameters),
+            }
+        facts |= {
+            "returns": f"{self.shape(block)} {returned.dtype} on {returned.device}",
+            "passes": str(block.passes) if block.index and block.passes > 1 else "",
+            "time": quantity(elapsed, "s") if elapsed else "",
+            "FLOPs": f"{flops:,.0f}" if flops else "",
+            "memory": quantity(size, "B") + (", all results together" if block.children else ""),
+        }
+        return [(name, text) for name, text in facts.items() if text]
 
-    def _leads(self, operations: Iterable[int]) -> Iterable[Operation]:
-        """One operation of each function call."""
-        found = (self._record.operations[index] for index in operations)
-        return (operation for operation in found if operation.lead == operation.index)
+    @cached_property
+    def _amounts(self) -> list[list[float]]:
+        """Time, FLOPs and bytes of every operation."""
+        return [np.nan_to_num(amounts(self._record.operations, field)).tolist() for field in FIELDS]
+
+    @cached_property
+    def _parameters(self) -> Sequence[Sequence[str]]:
+        return field_of_all(self._record.operations, "parameters")
+
+    def _label(self, block: TraceBlock) -> str:
+        layer = self._naming.layer[block.operations[0]]
+        everywhere = len(self._naming.members[layer])
+        if everywhere == len(block.operations) or block.parent < 0:
+            return self._naming.labels[layer]
+        numbers = [self._naming.number[operation] for operation in block.operations]
+        return f"{self._naming.labels[layer]}:{passes_text(numbers)}"
+
+    def _short_path(self, block: TraceBlock) -> str:
+        around = self._blocks[block.parent].path if block.parent >= 0 else ""
+        return block.path.removeprefix(f"{around}.") if around else block.path or self.class_name(block)

@@ -35,8 +35,10 @@ from layerscope.store.traces import (
     without_collection,
 )
 from layerscope.views import trace_page as page
-from layerscope.views.trace_page import FIELDS, TraceGraph, TraceOverview, overview
+from layerscope.views.trace_graph import TraceGraph, TraceGroups, TraceNumbers, TracePicture, crumbs
+from layerscope.views.trace_page import TraceOverview, overview
 from layerscope.views.values import ValueView, coarse, cut, value_view
+from layerscope.views.wording import FIELDS
 
 KEPT = 3  # traces held in memory
 FEW = 10_000  # operations of a trace of which both graphs are held
@@ -158,21 +160,21 @@ class Traces:
             raise SelectError(f"The run has no trace {name[:40]!r}. It has {len(folders)} of them.")
         return self._opened(folders[name])
 
-    def graph(self, opened: OpenRunEntry, name: str, request: Request) -> page.TracePicture:
+    def graph(self, opened: OpenRunEntry, name: str, request: Request) -> TracePicture:
         """The modules of the graph, and what is in those that are open at first, or in all if they are few."""
         with without_collection():
             return self._asked(opened, request).graph(rolled=_is_rolled(request)).view()
 
-    def groups(self, opened: OpenRunEntry, name: str, request: Request) -> page.TraceGroups:
+    def groups(self, opened: OpenRunEntry, name: str, request: Request) -> TraceGroups:
         """What is in some groups, given by their numbers."""
         graph = self._asked(opened, request).graph(rolled=_is_rolled(request))
         return graph.groups([at for at in _numbers(request, "of") if graph.has_group(at)])
 
-    def numbers(self, opened: OpenRunEntry, name: str, request: Request) -> page.TraceNumbers:
+    def numbers(self, opened: OpenRunEntry, name: str, request: Request) -> TraceNumbers:
         """A field of operations by part of the graph."""
         field = chosen(request, "field", FIELDS)
         graph = self._asked(opened, request).graph(rolled=_is_rolled(request))
-        return page.TraceNumbers(field, *graph.numbers(field))
+        return TraceNumbers(field, *graph.numbers(field))
 
     def overview(self, opened: OpenRunEntry, name: str, request: Request) -> TraceOverview:
         """What the trace is made of, and the operations that take the most."""
@@ -206,7 +208,7 @@ class Traces:
             passes=tuple(page.link(record, naming, at) for at in passes) if len(passes) > 1 else (),
             stack=_stack(trace, op),
             part=tree.leaf[op.index],
-            around=page.crumbs(tree, tree.blocks[tree.leaf[op.index]].parent),
+            around=crumbs(tree, tree.blocks[tree.leaf[op.index]].parent),
             has_value=op.index in trace.tensors["value"].shapes,
             has_gradient=op.index in trace.tensors["gradient"].shapes,
             is_stale=op.index in record.stale,

@@ -13,13 +13,13 @@ from layerscope.graph.collapse import Drawable, Opening, VisibleEdge, collapse
 from layerscope.graph.edge_routes import GroupFrame, Placement, Point
 from layerscope.graph.layers import Naming
 from layerscope.graph.layout_x import SpanX
-from layerscope.graph.order import NO_TENSOR, GroupOrders, Ordering
+from layerscope.graph.order import NO_TENSOR, GroupOrderings, Ordering
 from layerscope.graph.place import place
 from layerscope.graph.trace_blocks import TraceBlock
 from layerscope.model.trace_record import TraceRecord
 from layerscope.views.draw.text_width import text_width
 from layerscope.views.scales import ColorBar, color_scale
-from layerscope.views.wording import Wording
+from layerscope.views.wording import TraceWording
 
 GROUP_PADDING, TITLE_HEIGHT = 14.0, 20.0
 
@@ -76,7 +76,7 @@ class _VisibleFlows:
 
 def orderings(drawable: Drawable) -> dict[int, Ordering]:
     """The ordering of every open group, the innermost first."""
-    orders = GroupOrders(drawable.tree.blocks, _VisibleFlows(drawable))
+    orders = GroupOrderings(drawable.tree.blocks, _VisibleFlows(drawable))
     innermost_first = sorted(drawable.open, key=lambda at: len(drawable.tree.chain(at)), reverse=True)
     return {group: orders.of(group).ordering for group in innermost_first}
 
@@ -273,17 +273,18 @@ def graph_view(record: TraceRecord, naming: Naming, options: DrawOptions | None 
     """The picture of a pass, placed and ready to be written."""
     options = options or DrawOptions()
     drawable = collapse(record, naming, Opening(options.depth, options.rolled, options.focus, options.expanded))
-    wording = Wording(drawable)
+    wording = TraceWording(drawable.tree)
     arranged = arrange(drawable, _sizes(drawable, wording))
     nodes, bar = _nodes(drawable, wording, arranged, options)
     blocks = drawable.tree.blocks
+    count = len(blocks[drawable.root].operations)
     groups = [_group(blocks[block], arranged.boxes[block], wording)
               for block in arranged.boxes if block in drawable.open and block != drawable.root]  # fmt: skip
     edges = _once([_edge(edge, line) for edge, line in zip(drawable.edges, arranged.lines, strict=True)])
     drawn = [block for block in arranged.boxes if blocks[block].parent != drawable.root and block != drawable.root]
     return GraphView(
-        title=wording.picture_title(options.focus),
-        subtitle=wording.picture_detail(len(nodes)),
+        title=record.model if options.focus is None else f"{record.model} · {options.focus}",
+        subtitle=f"{count:,} operations{f', drawn as {len(nodes)} nodes' if len(nodes) < count else ''}",
         width=arranged.width,
         height=arranged.height,
         nodes=tuple(nodes),
@@ -294,7 +295,7 @@ def graph_view(record: TraceRecord, naming: Naming, options: DrawOptions | None 
     )
 
 
-def _sizes(drawable: Drawable, wording: Wording) -> Sizes:
+def _sizes(drawable: Drawable, wording: TraceWording) -> Sizes:
     nodes = {}
     labels = {at: text_width(edge.passes, LABEL_SIZE) + 9.0 for at, edge in enumerate(drawable.edges) if edge.passes}
     arriving: Counter[int] = Counter()  # the room lines and their labels need
@@ -315,7 +316,7 @@ def _sizes(drawable: Drawable, wording: Wording) -> Sizes:
 
 
 def _nodes(
-    drawable: Drawable, wording: Wording, arranged: Arrangement, options: DrawOptions
+    drawable: Drawable, wording: TraceWording, arranged: Arrangement, options: DrawOptions
 ) -> tuple[list[NodeView], ColorBar | None]:
     visible = drawable.visible()
     users: dict[int, set[int]] = {}
@@ -336,7 +337,7 @@ def _nodes(
                 height=box.height,
                 title=wording.title(block),
                 lines=wording.lines(block),
-                tooltip=wording.tooltip(block),
+                tooltip=_tooltip(block, wording),
                 branches=len(users.get(block.index, ())) > 1,
                 operations=tuple(block.operations),
                 value=value,
@@ -346,7 +347,7 @@ def _nodes(
     return nodes, scale.bar if scale else None
 
 
-def _group(block: TraceBlock, box: Box, wording: Wording) -> GroupView:
+def _group(block: TraceBlock, box: Box, wording: TraceWording) -> GroupView:
     return GroupView(
         id=block.index,
         level=block.level,
@@ -355,11 +356,15 @@ def _group(block: TraceBlock, box: Box, wording: Wording) -> GroupView:
         width=box.width,
         height=box.height,
         title=wording.title(block),
-        detail=wording.detail(block),
-        tooltip=wording.tooltip(block),
+        detail=wording.class_name(block),
+        tooltip=_tooltip(block, wording),
         title_x=box.title_x,
         title_width=box.title_width,
     )
+
+
+def _tooltip(block: TraceBlock, wording: TraceWording) -> str:
+    return "\n".join((wording.title(block), *(f"{name}: {text}" for name, text in wording.facts(block))))
 
 
 def _edge(edge: VisibleEdge, line: list[Point]) -> EdgeView:
