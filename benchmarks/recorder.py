@@ -110,7 +110,7 @@ def memory() -> list[Row]:
     """What 10,000 recorded steps add to the memory that 1,000 have taken."""
     with tempfile.TemporaryDirectory() as folder:
         taken = {}
-        with layerscope.watch(None, to=Path(folder) / "run", every=1, keep_last=3) as run:
+        with layerscope.watch(None, to=Path(folder) / "run", every=layerscope.Schedule(1, keep_last=3)) as run:
             for step in range(10_001):
                 run.begin(f"type {step % 3}")
                 x = run.record("x", torch.randn(8, 16, requires_grad=True))

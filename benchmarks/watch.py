@@ -51,12 +51,19 @@ CASES = (
     Case("all kinds at every step", "GPT-2", 1.6, {"every": 1, "kinds": "all"}),
     Case("default kinds, `every=10`, on average", "GPT-2", 1.04, {"every": 10}, steps=10),
     Case("a step that is not recorded", "GPT-2", 1.01, {"every": Schedule(steps=[0])}, steps=10, rounds=2),
-    Case("default kinds, `every=1, budget=0.02`", "GPT-2", 1.02, {"every": 1, "budget": 0.02}, steps=30),
+    Case("default kinds, `Schedule(1, budget=0.02)`", "GPT-2", 1.02, {"every": Schedule(1, budget=0.02)}, steps=30),
     Case("default kinds at every step", "torch's transformer", None, {"every": 1}),
     Case("default kinds at every step", "MLP", 2.5, {"every": 1}),
     Case("all kinds at every step", "MLP", None, {"every": 1, "kinds": "all"}),
     Case("a step that is not recorded", "MLP", None, {"every": Schedule(steps=[0])}, rounds=20),
-    Case("default kinds, `every=1, budget=0.02`", "MLP", 1.02, {"every": 1, "budget": 0.02}, steps=1000, rounds=12),
+    Case(
+        "default kinds, `Schedule(1, budget=0.02)`",
+        "MLP",
+        1.02,
+        {"every": Schedule(1, budget=0.02)},
+        steps=1000,
+        rounds=12,
+    ),
 )
 
 

@@ -10,7 +10,7 @@ import weakref
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from layerscope.capture.core.named_tensors import attach_listeners
 from layerscope.errors import ArgumentError, LayerscopeWarning, MissingError, SelectError
@@ -20,11 +20,12 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
     from layerscope.capture.core.named_tensors import Detail
-    from layerscope.capture.core.recorder import Opened, Recorder, When
-    from layerscope.capture.core.schedule import Every, KeepIf
+    from layerscope.capture.core.recorder import Recorder
+    from layerscope.capture.core.schedule import Every, Schedule
     from layerscope.capture.torch.summarizer import StatisticsFunction, SummaryOptions
     from layerscope.capture.torch.targets import Choices, WatchSelection
     from layerscope.runs import Run
+    from layerscope.store.writer import FolderSink
     from layerscope.torch_traces import EditWhile, Save
     from layerscope.traces import ModelSummary, Trace
 
@@ -41,31 +42,35 @@ def watch(  # noqa: PLR0913  the one verb that takes everything about a recordin
     kinds: Choices = DEFAULT_KINDS,
     sites: Choices = "*",
     exclude: Choices = (),
-    keep_if: KeepIf | None = None,
-    budget: float | None = None,
-    sample: int | None = None,
-    statistics: StatisticsFunction | None = None,
-    resume: bool | int = False,
     detail: str | Detail = "samples",
-    keep_last: int = 0,
+    statistics: StatisticsFunction | None = None,
+    sample: int | None = None,
+    resume: bool | int = False,
     enabled: bool = True,
 ) -> Recorder:
-    """A recorder of the model's training: call its `step(loss=…)` after every optimizer step.
+    """Record the training of a model; call `run.step(loss=loss)` after every optimizer step.
 
-    `to` is the run's folder, by default a new one under `runs/`; a taken name gets a suffix, unless `resume` says that
-    the run goes on: True after its last step, a number at that step, such as a checkpoint's. `every` is a number of
-    steps or a `Schedule`; `keep_if` a function that says at the end of any other step whether it is kept after all:
-    `lambda step: step.loss > 3 * step.loss_ema`. `budget=0.02` leaves out steps so that recording takes at most 2 % of
-    the time. `kinds` chooses what is recorded, `"all"` or some of them; `sites` and `exclude` choose where: by name,
-    glob, compiled regular expression or module class. `sample=1_000_000` counts of larger tensors only so many
-    elements, evenly spread; `statistics` is a function of your own from a tensor to named numbers. The optimizer is
-    found by itself when none is given. Nothing of the model, its gradients or the random state is changed.
+        with ls.watch(model, optimizer, to="runs/first") as run:
+            for x, y in loader:
+                ...
+                run.step(loss=loss)
 
-    Several models are watched together by their names: `watch({"generator": g, "discriminator": d}, [opt_g, opt_d])`.
-    Without a model, only what the loop itself names with `record()` is recorded. `every` may be a dict, from types of
-    steps (`begin(type=…)`; globs) to numbers or schedules. `detail` is how much is kept of named tensors. `keep_last`
-    is how many ended steps stay in memory, so that `keep()` may decide late. With `enabled=False` nothing is recorded
-    and no folder is made until `run.enabled = True`.
+    Watching changes neither the model, nor its gradients, nor the random state.
+
+    `model`: a module, or several by name, `{"generator": g, "discriminator": d}`. None records only the tensors
+    that the loop names with `run.record()`.
+    `optimizer`: one or several; layerscope finds it by itself if it is not given.
+    `to`: the run's folder, by default a new one under `runs/`. If the folder is taken, the run gets a suffix.
+    `every`: every n-th step is recorded. A dict gives a number for each step type (`run.begin(type=…)`). A
+    `Schedule` says everything else about when: start and stop, rules, a time budget, steps kept after they ended.
+    `kinds`: which tensors, such as `("output", "weight_grad")`, or `"all"`.
+    `sites`, `exclude`: where, by name, glob, compiled regular expression or module class.
+    `detail`: how much is kept of tensors named with `run.record()`: `"summary"`, `"statistics"`, `"samples"`,
+    `"all"`, or a `Detail`.
+    `statistics`: a function from a tensor to a dict of further numbers.
+    `sample`: of a larger tensor only this many elements, evenly spread, are summarized.
+    `resume`: True continues the run in `to` after its last step, a number continues it at that step.
+    `enabled`: False records nothing and makes no folder until `run.enabled = True`.
     """
     from layerscope.capture.core.recorder import disabled
 
@@ -73,51 +78,62 @@ def watch(  # noqa: PLR0913  the one verb that takes everything about a recordin
         return disabled(int(resume) if resume is not True else 0)
     _need_torch("watch()")
     from layerscope.capture.core.named_tensors import Detail
-    from layerscope.capture.core.recorder import Recorder, When
-    from layerscope.capture.core.schedule import Budget, Keeping
-    from layerscope.capture.torch.listener import progress
+    from layerscope.capture.core.schedule import schedule_of
     from layerscope.capture.torch.summarizer import SummaryOptions
     from layerscope.capture.torch.targets import choose
 
     selection = choose(model, optimizer, kinds, sites, exclude)
-    chosen_detail = detail if isinstance(detail, Detail) else Detail(detail)
     if resume is not False and to is None:
-        raise ArgumentError("resume needs `to`: the folder of the run that goes on.")
-    folder = Path(to) if to is not None else PROJECT / _new_name(model)
-    when = When(every, Budget(budget), Keeping(keep_if), keep_last, chosen_detail)
-    extent = SummaryOptions(sample, statistics)
+        raise ArgumentError("resume needs `to`: the folder of the run to continue.")
+    target = _Target(Path(to) if to is not None else PROJECT / _new_name(model), resume)
+    how_much = detail if isinstance(detail, Detail) else Detail(detail)
+    options = SummaryOptions(sample, statistics)
+    return _recorder(selection, schedule_of(every), how_much, options, target, enabled=enabled)
+
+
+class _Target(NamedTuple):
+    """Where a recorder writes."""
+
+    folder: Path
+    resume: bool | int
+
+    def open(self) -> FolderSink:
+        """The run's folder, opened to write."""
+        from layerscope.store.folder import create
+        from layerscope.store.writer import FolderSink
+
+        sink = FolderSink(create(self.folder, resume=self.resume is not False))
+        if sink.run.path.name != self.folder.name:
+            text = f"{self.folder} is taken: this run is recorded to {sink.run.path}."
+            warnings.warn(text, LayerscopeWarning, stacklevel=8)
+        return sink
+
+
+def _recorder(
+    selection: WatchSelection,
+    schedule: Schedule,
+    detail: Detail,
+    options: SummaryOptions,
+    target: _Target,
+    *,
+    enabled: bool,
+) -> Recorder:
+    """A recorder that opens its folder when it is first enabled."""
+    from layerscope.capture.core.recorder import Opened, Recorder
+    from layerscope.capture.torch.listener import listener, progress
 
     def open(recorder: weakref.ref[Recorder]) -> Opened:
-        return _opened(recorder, selection, when, extent, (folder, resume))
+        sink = target.open()
+        try:
+            first_step = _next_step(sink.run.path) if target.resume is True else int(target.resume)
+            listening = listener(selection, schedule, detail, sink, options, recorder)
+        except BaseException:  # neither a thread nor a lock may stay
+            sink.close()
+            raise
+        return Opened(sink, listening, first_step, sink.run.path, selection.models)
 
-    return Recorder(open, when, progress, 0 if resume is True else int(resume), enabled=enabled)
-
-
-def _opened(
-    recorder: weakref.ref[Recorder],
-    selection: WatchSelection,
-    when: When,
-    extent: SummaryOptions,
-    where: tuple[Path, bool | int],
-) -> Opened:
-    """The run's folder, opened; whatever goes wrong, no thread and no lock is left behind."""
-    from layerscope.capture.core.recorder import Opened
-    from layerscope.capture.torch.listener import listener
-    from layerscope.store.folder import create
-    from layerscope.store.writer import FolderSink
-
-    folder, resume = where
-    sink = FolderSink(create(folder, resume=resume is not False))
-    path = sink.run.path
-    try:
-        first_step = 0 if resume is False else _next_step(path) if resume is True else resume
-        listening = listener(selection, when, sink, extent, recorder)
-    except BaseException:
-        sink.close()
-        raise
-    if path.name != folder.name:
-        warnings.warn(f"{folder} is taken: this run is recorded to {path}.", LayerscopeWarning, stacklevel=7)
-    return Opened(sink, listening, first_step, path, selection.models)
+    first_step = 0 if target.resume is True else int(target.resume)
+    return Recorder(open, schedule, detail, progress, first_step, enabled=enabled)
 
 
 _Tensor = TypeVar("_Tensor")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,8 +12,8 @@ import numpy.typing as npt
 from torch import nn
 
 from layerscope.capture.core.named_tensors import Detail
-from layerscope.capture.core.recorder import Recorder, When
-from layerscope.capture.core.schedule import Budget, Every, KeepIf, Keeping
+from layerscope.capture.core.recorder import Recorder
+from layerscope.capture.core.schedule import Every, KeepIf, schedule_of
 from layerscope.capture.torch.listener import record
 from layerscope.capture.torch.targets import choose
 from layerscope.model.records import CustomStatistics, Event, Kind, SampleStats, StepInfo, call_site
@@ -88,8 +89,8 @@ def recording(
     keep_if: KeepIf | None = None,
 ) -> Iterator[tuple[Recording, Recorder]]:
     sink = Recording()
-    when = When(every, Budget(), Keeping(keep_if), keep_last, detail or Detail())
-    with record(choose(model, None, ("tensor*", "weight*"), "*"), when, sink) as run:
+    schedule = replace(schedule_of(every), keep_last=keep_last, keep_if=keep_if)
+    with record(choose(model, None, ("tensor*", "weight*"), "*"), schedule, sink, detail) as run:
         yield sink, run
 
 

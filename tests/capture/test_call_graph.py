@@ -153,9 +153,8 @@ def test_the_graph_has_exactly_the_calls_that_happened_in_recorded_steps(seed: i
     happened: set[tuple[str, str]] = set()
     seen: Counter[tuple[object, ...]] = Counter()
     possible: set[Arrow] = set()
-    with ls.watch(
-        model, to=tmp_path / "run", every=every, keep_if=(lambda step: step.wanted > 0) if late else None
-    ) as run:
+    keep_if = (lambda step: step.wanted > 0) if late else None
+    with ls.watch(model, to=tmp_path / "run", every=ls.Schedule(every, keep_if=keep_if)) as run:
         for step in range(rng.randint(5, 25)):
             wanted = late and rng.random() < 0.3
             for choice in rng.choices(range(len(plans)), k=rng.randint(0, 3)):
@@ -242,8 +241,8 @@ def test_a_branch_that_comes_late_is_there_at_once_and_gets_its_arrows_when_it_c
 
 def test_calls_of_steps_that_were_not_kept_are_not_in_the_graph(tmp_path: Path) -> None:
     model = Branches()
-    schedule = ls.Schedule(steps=[100])
-    with ls.watch(model, to=tmp_path / "run", every=schedule, keep_if=lambda step: step.loss > 0) as run:
+    schedule = ls.Schedule(steps=[100], keep_if=lambda step: step.loss > 0)
+    with ls.watch(model, to=tmp_path / "run", every=schedule) as run:
         for sign in (-1, -1, 1, -1):
             model(torch.ones(1, 2) * sign)
             run.step(loss=sign)

@@ -16,7 +16,6 @@ from torch.optim import Optimizer
 from torch.utils.checkpoint import checkpoint
 
 import layerscope as ls
-from layerscope.capture.core.recorder import When
 from layerscope.capture.torch.listener import record
 from layerscope.capture.torch.targets import Models, choose
 from layerscope.errors import ArgumentError, SelectError
@@ -122,7 +121,7 @@ def test_sites_of_several_models_are_chosen_by_pattern_and_class() -> None:
     models = dict(Gan())
     sink = ListSink()
     selection = choose(models, None, "output", ["generator.*", nn.LeakyReLU])
-    with record(selection, When(1), sink) as run:
+    with record(selection, 1, sink) as run:
         models["discriminator"](models["generator"](torch.randn(2, 3)))
         run.step()
     assert {series.site for series in sink.series} == {"generator.0", "generator.1", "generator.2", "discriminator.1"}

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,8 @@ from torch.nn.modules import module as global_hooks
 from torch.optim import Optimizer
 
 import layerscope as ls
-from layerscope.capture.core.recorder import Recorder, When
-from layerscope.capture.core.schedule import Keeping, Schedule
+from layerscope.capture.core.recorder import Recorder
+from layerscope.capture.core.schedule import Schedule, schedule_of
 from layerscope.capture.torch.listener import record
 from layerscope.capture.torch.targets import choose
 from layerscope.errors import ArgumentError
@@ -78,7 +79,7 @@ def events(sink: ListSink) -> list[tuple[int, str]]:
 
 def watching(model: Any, every: Any = 10, kinds: Any = "all", **when: Any) -> tuple[ListSink, Recorder]:
     sink = ListSink()
-    return sink, record(choose(model, None, kinds, "*"), When(every, **when), sink)
+    return sink, record(choose(model, None, kinds, "*"), replace(schedule_of(every), **when), sink)
 
 
 def trained_and_evaluated(
@@ -158,9 +159,6 @@ def test_an_evaluation_reads_no_weights_and_says_how_many_tensors_a_row_holds() 
 def test_an_evaluation_is_recorded_when_a_step_was_since_the_last_one(
     when: dict[str, Any], inside: bool, expected: tuple[int, ...]
 ) -> None:
-    if "keep_if" in when:
-        when = {**when, "keeping": Keeping(when["keep_if"])}
-        del when["keep_if"]
     model = Mlp()
     sink, run = watching(model, **when)
     trained_and_evaluated(run, model, inside=inside)
@@ -484,7 +482,7 @@ def test_without_evaluations_only_the_forwards_of_recorded_steps_are() -> None:
 
 @pytest.mark.parametrize("evaluation", [-1, 1.5, None, "all"])
 def test_a_wrong_number_of_forwards_is_refused(evaluation: Any) -> None:
-    with pytest.raises(ArgumentError, match=rf"evaluation={evaluation!r} is no"):
+    with pytest.raises(ArgumentError, match=rf"evaluation={evaluation!r} is not"):
         Schedule(evaluation=evaluation)
 
 

@@ -98,7 +98,7 @@ def test_the_steps_before_a_spike_are_kept_with_it() -> None:
 
 @pytest.mark.parametrize("as_written", [True, False])
 def test_a_recorded_step_takes_none_of_those_before_it_out_of_the_ring(as_written: bool, tmp_path: Path) -> None:
-    with ls.watch(None, to=tmp_path / "run", every=5, keep_last=3) as run:
+    with ls.watch(None, to=tmp_path / "run", every=ls.Schedule(5, keep_last=3)) as run:
         for step in range(7):
             run.record("x", torch.full((2, 2), float(step)))
             if step == 6:
@@ -264,12 +264,12 @@ WRONG: list[tuple[Callable[[Recorder], object], str]] = [
     (lambda run: run.record("x", torch.ones(2, 2), batch_dim=2), "batch_dim=2 is none of them"),
     (lambda run: run.link("nothing", torch.ones(1)), "knows no tensor 'nothing'"),
     (lambda run: run.gradients(""), "needs the name of a loss"),
-    (lambda run: run.begin(""), "A step type is a text"),
+    (lambda run: run.begin(""), "A step type is a string"),
     (kept(samples=[9]), "sample 9, but the batch has samples 0 to 3"),
     (kept(categories=["a"]), "1 categories for 4 samples"),
-    (kept(type=5), "A step type is a text, not 5"),
-    (kept(type=""), "A step type is a text, not ''"),
-    (kept(before=2), r"before=2.*watch\(keep_last=2\)"),
+    (kept(type=5), "A step type is a string, not 5"),
+    (kept(type=""), "A step type is a string, not ''"),
+    (kept(before=2), r"before=2.*Schedule\(keep_last=2\)"),
 ]
 
 
@@ -289,13 +289,13 @@ def test_wrong_use_is_told_what_is_wrong_and_what_to_do(use: Callable[[Recorder]
 def test_samples_that_are_not_held_cannot_be_kept() -> None:
     with recording(detail=Detail(samples=2)) as (_, run):
         run.record("x", torch.ones(6, 2))
-        with pytest.raises(ArgumentError, match=r"only the first 2 are held.*keep_last=1"):
+        with pytest.raises(ArgumentError, match=r"only the first 2 are in memory.*keep_last=1"):
             run.keep(samples=[5])
         run.keep(samples=[1])
         run.step()
 
 
-@pytest.mark.parametrize("words", [{"keep_last": -1}, {"detail": "deep"}, {"every": "often"}, {"every": {"a": 0}}])
+@pytest.mark.parametrize("words", [{"detail": "deep"}, {"every": "often"}, {"every": {"a": 0}}])
 def test_words_of_watch_that_make_no_sense_are_refused(words: dict[str, Any], tmp_path: Path) -> None:
     with pytest.raises(ArgumentError, match=next(iter(words))):
         ls.watch(None, to=tmp_path / "run", **words)

@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.checkpoint import checkpoint
 
-from layerscope.capture.core.recorder import Recorder, When
-from layerscope.capture.core.schedule import Schedule
+from layerscope.capture.core.recorder import Recorder
 from layerscope.capture.torch.listener import record
 from layerscope.capture.torch.targets import Choices, choose
 from layerscope.model import summary_spec
@@ -30,7 +29,7 @@ def watching(
     every: int = 1,
 ) -> tuple[ListSink, Recorder]:
     sink = ListSink()
-    return sink, record(choose(model, optimizer, kinds, "*"), When(Schedule(every=every)), sink)
+    return sink, record(choose(model, optimizer, kinds, "*"), every, sink)
 
 
 def rms(tensor: Tensor) -> float:

@@ -52,6 +52,12 @@ def test_backing_off_stretches_each_distance_by_the_factor(every: int, back_off:
         {"steps": 7},
         {"steps": ["a"]},
         {"rule": 3},
+        {"keep_if": "loss > 3"},
+        {"keep_last": -1},
+        {"keep_last": None},
+        {"start": 3, "every": {"a": 1}},
+        {"keep_last": 3, "every": {"a": ls.Schedule(keep_last=3)}},
+        {"every": {"a": {"b": 1}}},
     ],
 )
 def test_a_schedule_that_makes_no_sense_is_refused(words: dict[str, object]) -> None:
@@ -75,12 +81,12 @@ def test_a_budget_lets_recording_have_its_share_and_no_more() -> None:
 @pytest.mark.parametrize("share", [0, 1, -0.1, 2])
 def test_a_budget_that_is_no_share_is_refused(share: float) -> None:
     with pytest.raises(ArgumentError, match=r"0\.02"):
-        Budget(share)
+        ls.Schedule(budget=share)
 
 
 def test_a_training_within_a_budget_records_fewer_steps_and_says_what_they_cost(tmp_path: Path) -> None:
     model = Mlp()
-    with ls.watch(model, to=tmp_path / "run", every=1, budget=0.001) as run:
+    with ls.watch(model, to=tmp_path / "run", every=ls.Schedule(1, budget=0.001)) as run:
         for _ in range(20):
             model(torch.randn(4, 6)).sum().backward()
             run.step()
@@ -95,9 +101,8 @@ def test_a_training_within_a_budget_records_fewer_steps_and_says_what_they_cost(
 
 def test_a_step_is_kept_because_of_how_it_went(tmp_path: Path) -> None:
     model = Mlp()
-    with ls.watch(
-        model, to=tmp_path / "run", every=100, keep_if=lambda step: step.loss > 3 * step.loss_ema, kinds="all"
-    ) as run:
+    schedule = ls.Schedule(100, keep_if=lambda step: step.loss > 3 * step.loss_ema)
+    with ls.watch(model, to=tmp_path / "run", every=schedule, kinds="all") as run:
         for step in range(12):
             loss = model(torch.randn(4, 6)).square().mean()
             loss.backward()
@@ -126,7 +131,7 @@ def test_a_step_that_may_be_kept_has_hooks_and_an_idle_one_has_none(tmp_path: Pa
     with ls.watch(Mlp(), to=tmp_path / "run", every=2) as run:
         run.step()
         assert len(global_hooks._global_forward_hooks) == before
-    with ls.watch(Mlp(), to=tmp_path / "late", every=2, keep_if=lambda step: False) as run:
+    with ls.watch(Mlp(), to=tmp_path / "late", every=ls.Schedule(2, keep_if=lambda step: False)) as run:
         run.step()
         assert len(global_hooks._global_forward_hooks) > before
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Hashable, Iterable, Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from layerscope.capture.core.named_tensors import KnownDependencies
+from layerscope.capture.core.named_tensors import KnownDependencies, NamedStep
 from layerscope.model.records import CustomStatistics, Kind, Mode, Phase, Record, Series, Sink, Summaries
 from layerscope.stats import merging
 from layerscope.stats.kernel import Arena
@@ -25,6 +27,40 @@ class StepSummaries(NamedTuple):
     bytes: int
     records: tuple[Record, ...] = ()
     dependence: KnownDependencies | None = None  # between tensors that were named, if any were
+
+
+@dataclass(frozen=True, slots=True)
+class EndedStep:
+    """A step that has ended: it is recorded, or may still be."""
+
+    step: int
+    summaries: StepSummaries
+    named: NamedStep
+
+
+class EndedSteps:
+    """The last `keep_last` steps that were not recorded, but may still be."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self._steps: deque[EndedStep] = deque()
+
+    def add(self, ended: EndedStep) -> None:
+        """Keep a step in memory until it is too old."""
+        self._steps.append(ended)
+        self.remove_before(ended.step - self.size + 1)
+
+    def remove_from(self, first: int) -> list[EndedStep]:
+        """Remove and return the steps from the given number on."""
+        removed: list[EndedStep] = []
+        while self._steps and self._steps[-1].step >= first:
+            removed.insert(0, self._steps.pop())
+        return removed
+
+    def remove_before(self, step: int) -> None:
+        """Remove older steps."""
+        while self._steps and self._steps[0].step < step:
+            self._steps.popleft()
 
 
 class Collector:

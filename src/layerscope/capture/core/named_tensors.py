@@ -175,8 +175,9 @@ class NamedStep:
         """Samples in the batch: those of the first tensor that has one."""
         return next((entry.batch for entry in self.entries.values() if entry.batch), 0)
 
-    def enter_iteration(self) -> None:
-        """Begin a pass."""
+    @contextmanager
+    def iteration(self) -> Iterator[None]:
+        """A `with` block around one pass of the step."""
         if self.is_inside:
             raise StateError(
                 f"iteration() came inside iteration {self.iterations} of the step. End that one first: iterations "
@@ -184,11 +185,13 @@ class NamedStep:
             )
         self.is_inside = True
         self.iterations += 1
-
-    def leave_iteration(self, *, interrupted: bool) -> None:
-        """End a pass."""
-        self.is_inside = False
-        self.interrupted |= interrupted
+        ended = False
+        try:
+            yield
+            ended = True
+        finally:
+            self.is_inside = False
+            self.interrupted |= not ended
 
     def record(self, tensor: object, said: tuple[Any, ...]) -> None:  # Any: the fields of `Said`, as they come
         """Take in a named tensor."""
@@ -274,8 +277,8 @@ class NamedStep:
                 raise ArgumentError(f"keep() got sample {wrong[0]}, but the batch has samples 0 to {batch - 1}.")
         if not self.holds and not set(late.samples) <= set(self.first()):
             raise ArgumentError(
-                f"keep() chose samples {late.samples}, but only the first {len(self.first())} are held until a step "
-                "ends. Give watch(keep_last=1), or more samples: watch(detail=Detail(samples=…))."
+                f"keep() chose samples {late.samples}, but only the first {len(self.first())} are in memory until a "
+                "step ends. Give Schedule(keep_last=1), or more samples: Detail(samples=…)."
             )
         late.categories = tuple(labels[place] for place in late.samples) if labels else ()
 

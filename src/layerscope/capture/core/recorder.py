@@ -1,4 +1,4 @@
-"""The recorder a training loop holds: it counts steps, takes metrics and notes, and decides when to listen."""
+"""The recorder of a training loop: it counts steps, takes metrics and notes, and decides when to listen."""
 
 from __future__ import annotations
 
@@ -6,25 +6,19 @@ import sys
 import time
 import warnings
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn, Protocol, SupportsFloat
+from typing import TYPE_CHECKING, NoReturn, SupportsFloat, TypeVar
 
-from layerscope.capture.core.collector import StepSummaries
-from layerscope.capture.core.loop_api import (
-    EndedStep,
-    EndedSteps,
-    InLoop,
-    call_in_forked_children,
-    is_interrupted,
-    keep_with,
-    let_go,
-)
-from layerscope.capture.core.named_tensors import DependencyCache, Detail, NamedStep, NamedTensorReader, NodeSpec
-from layerscope.capture.core.schedule import Balance, Budget, Cadence, Every, Keeping
+from layerscope.capture.core.collector import EndedStep, EndedSteps, StepSummaries
+from layerscope.capture.core.lifetime import call_in_forked_children, is_interrupted, keep_with, let_go
+from layerscope.capture.core.listening import Listener
+from layerscope.capture.core.metrics import MetricReader
+from layerscope.capture.core.named_tensors import DependencyCache, Detail, NamedStep, NodeSpec
+from layerscope.capture.core.schedule import Balance, Late, Schedule, StepPolicy
 from layerscope.errors import ArgumentError, LayerscopeWarning, StateError
 from layerscope.model.records import STEP_TYPE, Event, Metric, Overhead, Sink
 
@@ -32,93 +26,11 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 
-COLUMNS = ("step", "time_s", "type")  # of every table of metrics
 _ENDED = "Recording ended."
 _NO_STEP = (
     "The recorder was closed before its first step ended. Step {} holds everything that was read until then: call "
     "step() once per optimizer step."
 )
-
-
-class NamedListener(NamedTensorReader, Protocol):
-    """Reads what the user names in the step in progress."""
-
-    def begin(self, *, expected: bool, traced: bool) -> None:
-        """Make ready for a step, in which it is certain or not that something will be named."""
-        ...
-
-
-class Listener(Protocol):
-    """A framework's side of a recorder: reads tensors while it is attached."""
-
-    @property
-    def named(self) -> NamedListener:
-        """Reads what the user names."""
-        ...
-
-    def context(self, name: str) -> AbstractContextManager[None]:
-        """A `with` block whose forwards belong to a context, inside the one around it."""
-        ...
-
-    def attach(self) -> None:
-        """Put the hooks in place."""
-        ...
-
-    def detach(self) -> None:
-        """Take every hook away."""
-        ...
-
-    def pause(self) -> None:
-        """Hear nothing until the next step begins or ends."""
-        ...
-
-    def abandon(self, *, keep: bool = False) -> None:
-        """Hear nothing any more, without waiting for a lock, unless what was heard is kept; let hooks go when safe."""
-        ...
-
-    def discard(self) -> None:
-        """Forget the step in progress."""
-        ...
-
-    def finish(self, step: int, now: NamedStep) -> StepSummaries:
-        """Read what is read at the end of a step and hand over all of the step."""
-        ...
-
-    def end_step(self, step: int, *, recorded: bool = False, held: bool = False) -> None:
-        """A step ends: it is recorded, or held for the case that it will be, or neither."""
-        ...
-
-    def keep(self, taken: StepSummaries) -> None:
-        """A step that has ended is recorded."""
-        ...
-
-    def has_heard(self) -> bool:
-        """Whether anything was read in the step in progress."""
-        ...
-
-    def spent_s(self) -> float:
-        """Seconds that listening has taken in the training's threads since it was last asked."""
-        ...
-
-    def close(self) -> None:
-        """Let go of everything, for good."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class When:
-    """Which steps are recorded."""
-
-    every: Every
-    budget: Budget = field(default_factory=Budget)
-    keeping: Keeping = field(default_factory=Keeping)  # decides at the end of steps that the schedule does not want
-    keep_last: int = 0  # of so many steps all is held after they ended
-    detail: Detail = field(default_factory=Detail)
-
-    @property
-    def evaluation(self) -> int:
-        """How many forwards of an evaluation are recorded."""
-        return Cadence(self.every).evaluation
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +58,11 @@ Open = Callable[["weakref.ref[Recorder]"], Opened]
 Progress = Callable[[], int]  # gives another number once something was computed that could have been recorded
 
 
-class Recorder(InLoop):
+T = TypeVar("T")
+_IDLE = nullcontext()
+
+
+class Recorder:
     """Records a training: call `step()` once per optimizer step, and `close()` it, or use it in a `with` block.
 
     A step the schedule does not want has no hooks in place and costs nothing, unless `keep_if` may want it in the end.
@@ -158,30 +74,36 @@ class Recorder(InLoop):
     _path: Path | None = None
     _sink: Sink
     _listener: Listener
-    _book: DependencyCache
+    _dependencies: DependencyCache
     _is_open = False  # whether there is a sink to write to
     _closed = False
     _kept_by: tuple[weakref.ref[object], ...] = ()  # the models, until the first step ends
 
     def __init__(
-        self, open: Open | None, when: When, progress: Progress, first_step: int = 0, *, enabled: bool = True
+        self,
+        open: Open | None,
+        schedule: Schedule,
+        detail: Detail,
+        progress: Progress,
+        first_step: int = 0,
+        *,
+        enabled: bool = True,
     ) -> None:
         self._open = open  # None: nothing is ever recorded
         self._progress = progress
         self._enabled = False
-        self._cadence = Cadence(when.every)
-        self._budget = when.budget
-        self._keeping = when.keeping
-        self._detail = when.detail
-        self._ended_steps = EndedSteps(when.keep_last)
+        self._policy = StepPolicy(schedule)
+        self._detail = detail
+        self._ended_steps = EndedSteps(schedule.keep_last)
         self._balance = Balance()
         self._first_step = self._step = first_step
-        self._names: set[str] = set()  # of metrics
-        self._spelling: dict[str, str] = {}  # of metrics, by their names in lower case
+        self._metrics = MetricReader()
         self._nodes: dict[tuple[object, ...], NodeSpec] = {}
-        self._contexts: set[str] = set()
+        self._contexts: set[str] = set()  # names that were checked
+        self._now: NamedStep | None = None  # the step in progress, unless it is idle
+        self._type = STEP_TYPE  # of the step in progress
+        self._discarded = -1  # the last step that was
         self._listening = False
-        self._wanted = False  # whether the step in progress is recorded, however it goes
         self._pace = Pace(time.perf_counter(), progress())
         self.enabled = enabled
 
@@ -189,7 +111,7 @@ class Recorder(InLoop):
         """Open the run's folder, and let the model keep this recorder alive."""
         opened = open(weakref.ref(self))
         self._sink, self._listener, self._path = opened.sink, opened.listener, opened.path
-        self._book = DependencyCache(self._sink)
+        self._dependencies = DependencyCache(self._sink)
         self._pace.writer_s = self._sink.cpu_s
         counted, self._first_step = self._step - self._first_step, opened.first_step
         self._step = self._first_step + counted
@@ -220,7 +142,7 @@ class Recorder(InLoop):
         if not on:
             self._stop_listening()
             self._listener.pause()
-            self._ended_steps.forget_before(self._step)
+            self._ended_steps.remove_before(self._step)
             return
         self._listener.end_step(self._step - 1)
         if self._pace.at_begin == self._progress():
@@ -239,7 +161,7 @@ class Recorder(InLoop):
     @property
     def overhead(self) -> float:
         """The part of the training's time that recording has taken so far: 0.02 for 2 %."""
-        return self._budget.share
+        return self._policy.budget.share
 
     @property
     def current_step(self) -> int:
@@ -256,66 +178,173 @@ class Recorder(InLoop):
             self._pace.at_begin = self._progress()
             return
         entered_s, hooks_s = time.perf_counter(), self._listener.spent_s()  # evaluations are read in idle steps too
-        if not metrics.keys() <= self._names:
-            self._check(metrics)
-        numbers = {name: _number(name, value) for name, value in metrics.items()}
-        kept = self._keeping.keeps(self._step, numbers)
-        taken = self._end(kept=kept) if self._listening else None
+        numbers = self._metrics.read(metrics)
+        kept = self._policy.end(self._step, numbers)
+        summaries = self._end(kept=kept) if self._listening else None
         if not self._listening:
             self._listener.end_step(self._step)
         now = time.time()
         self._sink.put(*[Metric(self._step, name, number, now, self._type) for name, number in numbers.items()])
-        self._account(taken, entered_s, hooks_s)
+        self._account(summaries, entered_s, hooks_s)
         self._step += 1
         self._listen()
 
     def _end(self, *, kept: bool) -> StepSummaries | None:
-        """Hand over the step, or hold it, or forget it if nobody wants it."""
+        """Hand over the step if it is recorded, keep it in memory if it may still be, or else discard it."""
         now = self._now
         assert now is not None
         late = now.late
-        reason = "schedule" if self._wanted else "keep_if" if kept else ""
+        reason = "schedule" if self._policy.wanted else "keep_if" if kept else ""
         reason = late.reason if late is not None else reason
         self._listener.end_step(self._step, recorded=bool(reason), held=self._ended_steps.size > 0)
         if not reason and not self._ended_steps.size:
             self._listener.discard()
             return None
-        ended = EndedStep(self._step, self._listener.finish(self._step, now), now)
-        if ended.taken.dependence is not None:
-            self._book.learn(now.type, ended.taken.dependence)
+        summaries = self._listener.finish(self._step, now)
+        ended = EndedStep(self._step, summaries, now)
+        if summaries.dependence is not None:
+            self._dependencies.learn(now.type, summaries.dependence)
         if not reason:
-            self._ended_steps.hold(ended)
+            self._ended_steps.add(ended)
             return None
         before = self._ended_steps.size if kept else 0 if late is None else late.before
-        for earlier in self._ended_steps.take(self._step - before):
+        for earlier in self._ended_steps.remove_from(self._step - before):
             self._put(earlier, f"before step {self._step}")
         self._put(ended, reason)
-        self._cadence.note(self._step, now.type)
-        return ended.taken
+        self._policy.note_recorded(self._step, now.type)
+        return summaries
 
     def _put(self, ended: EndedStep, reason: str) -> None:
         """Hand over a step that has ended."""
         if reason != "schedule":
             self._sink.put(Event(ended.step, "kept", f"Kept: {reason}.", time.time()))
-        self._sink.put(*ended.taken.records)
-        self._listener.keep(ended.taken)
-        found = ended.taken.dependence
-        if found is not None:
-            info = ended.now.info(ended.step, reason, self._book.graphs(found))
+        self._sink.put(*ended.summaries.records)
+        self._listener.keep(ended.summaries)
+        dependence = ended.summaries.dependence
+        if dependence is not None:
+            info = ended.named.info(ended.step, reason, self._dependencies.graphs(dependence))
             self._balance.note(info.categories)
-            self._book.put(info, found)
+            self._dependencies.put(info, dependence)
 
-    def _account(self, taken: StepSummaries | None, entered_s: float, hooks_s: float) -> None:
-        """Keep what the step took and, if it was recorded, what that cost."""
+    def _account(self, summaries: StepSummaries | None, entered_s: float, hooks_s: float) -> None:
+        """Account for the time of the step and, if it was recorded, report the overhead."""
         now_s, writer_s = time.perf_counter(), self._sink.cpu_s
         step_s, self._pace.began_s = now_s - self._pace.began_s, now_s
         spent_s = hooks_s + now_s - entered_s + self._pace.listening_s + writer_s - self._pace.writer_s
         self._pace.writer_s = writer_s
         if self._listening:
             self._listener.spent_s()  # in finishing the step, which was timed here
-        self._budget.account(step_s, spent_s, recorded=taken is not None)
-        if taken is not None:
-            self._sink.put(Overhead(self._step, step_s, spent_s, taken.summaries, taken.bytes))
+        self._policy.budget.account(step_s, spent_s, recorded=summaries is not None)
+        if summaries is not None:
+            self._sink.put(Overhead(self._step, step_s, spent_s, summaries.summaries, summaries.bytes))
+
+    def begin(self, type: str = STEP_TYPE) -> None:
+        """Begin a step of a type; each type has its own distance between recorded steps."""
+        self._must_be_open("begin()")
+        _check_type(type)
+        now = self._now
+        if now is not None and now.entries and not now.interrupted:
+            raise StateError(
+                f"begin({type!r}) came after tensors of the step were recorded. Call begin() first; where an error cut "
+                "a step short, call discard(), or end it with step()."
+            )
+        self._discarded = -1
+        spent_s = self._pace.listening_s
+        if now is not None and now.entries:
+            self._listener.discard()
+        self._listen(type)
+        self._pace.listening_s += spent_s
+
+    def iteration(self) -> AbstractContextManager[None]:
+        """A `with` block around one pass of several in a step; what is recorded inside belongs to it."""
+        return _IDLE if self._now is None or self._now.reader.computes_again() else self._now.iteration()
+
+    def context(self, name: str) -> AbstractContextManager[None]:
+        """A `with` block around forwards that mean something of their own, such as D(real) and D(fake) in one step.
+
+        What is computed inside has series of its own, gradients included. A context inside another one is called
+        `outer/inner`. Weights, their gradients and updates belong to none.
+        """
+        if not isinstance(name, str) or name not in self._contexts:
+            _check_context(name)
+            self._contexts.add(name)
+        return self._listener.context(name) if self._is_open else nullcontext()
+
+    def record(  # noqa: PLR0913  all that can be said of a tensor
+        self,
+        name: str,
+        tensor: T,
+        type: str = "intermediate",
+        role: str = "",
+        batch_dim: int | None = 0,
+        *,
+        initial: bool = False,
+        detail: str | None = None,
+    ) -> T:
+        """The tensor itself; it is recorded under the name, with its gradient and what it depends on.
+
+        `type` is what it is in your network: `input`, `target`, `loss`, `intermediate`, `parameter`. Several tensors
+        can go by one name in different roles. `batch_dim` is None for a tensor without a batch; `initial=True` is for
+        what is there before the first iteration. `detail` is one of `"summary"`, `"statistics"`, `"samples"`, `"all"`.
+        """
+        if self._now is not None:
+            self._now.record(tensor, (name, type, role, batch_dim, initial, detail))
+        return tensor
+
+    def link(self, source: object, target: object) -> None:
+        """Let one tensor depend on another beyond what is computed; each is a tensor, or the name of a recorded one."""
+        if self._now is not None:
+            self._now.link(source, target)
+
+    def gradients(self, loss: str) -> None:
+        """Say which loss the gradients are of that have arrived since the last such call: call it after a backward."""
+        if self._now is not None:
+            self._now.gradients(loss)
+
+    def keep(
+        self,
+        type: str | None = None,
+        samples: int | Iterable[int] | None = None,
+        categories: Sequence[object] | None = None,
+        before: int = 0,
+        reason: str = "",
+    ) -> None:
+        """Keep the step in progress, whatever the schedule says, and decide what of it: call it before `step()`.
+
+        `type` is the step's type from now on. `samples` are places in the batch, or how many; with `categories`, one
+        for each sample of the batch, those of categories that were seldom kept come first. `before=2` keeps the two
+        steps before it too, as far as `Schedule(keep_last=…)` keeps them in memory.
+        """
+        self._must_be_open("keep()")
+        if type is not None:
+            _check_type(type)
+        if not self._enabled:
+            return
+        if self._now is None:
+            if self._discarded == self._step:
+                raise StateError(f"keep() came after discard() in step {self._step}: call one of them, not both.")
+            raise StateError(
+                f"keep() came in step {self._step}, which is not listened to. Give watch(every=Schedule(keep_last=1)) "
+                "to be able to keep any step, or keep_if for a rule."
+            )
+        if not isinstance(before, int) or not 0 <= before <= self._ended_steps.size:
+            raise ArgumentError(
+                f"keep(before={before!r}) asks for steps that are no longer in memory. Give "
+                f"watch(every=Schedule(keep_last={before!r}))."
+            )
+        late = Late(str(reason or "keep()"), before)
+        if samples is not None or categories is not None:
+            self._now.choose(late, samples, () if categories is None else categories, self._balance)
+        if type is not None:
+            self._type = self._now.type = type
+        self._now.late = late
+
+    def discard(self) -> None:
+        """Record nothing of the step in progress after all."""
+        self._must_be_open("discard()")
+        if self._now is not None:
+            self._discarded = self._step
+            self._stop_listening()
 
     def note(self, text: str) -> None:
         """Keep a note with the step in progress."""
@@ -340,7 +369,7 @@ class Recorder(InLoop):
         unended = self._listening and self._listener.has_heard()
         never = unended and self._step == self._first_step
         try:
-            if never and self._wanted:
+            if never and self._policy.wanted:
                 self._end(kept=False)
             if at_any_time:
                 self._listener.abandon(keep=True)
@@ -385,54 +414,28 @@ class Recorder(InLoop):
         self._is_open = self._enabled = self._listening = False
         self._listener.abandon()
 
-    def _check(self, names: Iterable[str]) -> None:
-        """Accept names of metrics that tables and SQL, which ignores case, can tell from the others."""
-        for name in names:
-            if name in COLUMNS:
-                raise ArgumentError(
-                    f"A metric cannot be called {name!r}: every table of metrics has a column of that name. Rename it."
-                )
-            first = self._spelling.setdefault(name.lower(), name)
-            if first != name:
-                raise ArgumentError(
-                    f"The metrics {first!r} and {name!r} differ only in case, which SQL ignores. Rename one of them."
-                )
-            self._names.add(name)
-
     def _listen(self, type: str | None = None) -> None:
         """Listen to the step that begins, if it may be wanted."""
         began_s, self._pace.at_begin = time.perf_counter(), self._progress()
         self._type = STEP_TYPE if type is None else type
         if not self._enabled:
             return
-        affordable = self._budget.affords()
-        self._wanted = affordable and self._cadence.wants(self._step, type)
-        if not self._wanted and not (affordable and (self._keeping.is_late or self._ended_steps.size)):
+        if not self._policy.begin(self._step, type):
             self._stop_listening()
         else:
             if not self._listening:
                 self._listener.attach()
             self._listening = True
             named = self._listener.named
-            known = (self._book.known, self._nodes)
+            known = (self._dependencies.known, self._nodes)
             self._now = NamedStep(named, self._detail, self._ended_steps.size > 0, *known, self._type)
-            named.begin(expected=type is not None, traced=self._book.wants(self._type))
+            named.begin(expected=type is not None, traced=self._dependencies.wants(self._type))
         self._pace.listening_s = time.perf_counter() - began_s
 
     def _stop_listening(self) -> None:
         if self._listening:
             self._listener.detach()
             self._listening, self._now = False, None
-
-    def _within(self, context: str) -> AbstractContextManager[None]:
-        return self._listener.context(context) if self._is_open else nullcontext()
-
-    def _begin(self, type: str) -> None:
-        spent_s = self._pace.listening_s
-        if self._now is not None and self._now.entries:
-            self._listener.discard()
-        self._listen(type)
-        self._pace.listening_s += spent_s
 
     def _must_be_open(self, call: str) -> None:
         if self._closed:
@@ -467,7 +470,7 @@ class Recorder(InLoop):
 
 def disabled(first_step: int = 0) -> Recorder:
     """A recorder that counts steps and records nothing: of LAYERSCOPE_DISABLED, and what a copy of a recorder is."""
-    return Recorder(None, When(every=1), lambda: 0, first_step, enabled=False)
+    return Recorder(None, Schedule(1), Detail(), lambda: 0, first_step, enabled=False)
 
 
 def _no_attribute(recorder: Recorder, name: str) -> AttributeError:
@@ -479,12 +482,14 @@ def _no_attribute(recorder: Recorder, name: str) -> AttributeError:
     return AttributeError(text, name=name, obj=recorder)
 
 
-def _number(name: str, value: SupportsFloat) -> float:
-    # A tensor that requires grad warns when it is turned into a number, but not when it is asked for its item.
-    item = getattr(value, "item", None)
-    try:
-        return float(value if item is None else item())
-    except (TypeError, ValueError, RuntimeError) as error:
+def _check_type(type: object) -> None:
+    if not isinstance(type, str) or not type:
+        raise ArgumentError(f"A step type is a string, not {type!r}: begin(type='long sequence').")
+
+
+def _check_context(name: object) -> None:
+    if not isinstance(name, str) or not name or not {"/", "@", "#"}.isdisjoint(name):
         raise ArgumentError(
-            f"Metric {name!r} is not one number but {type(value).__name__} ({error}). Give a float."
-        ) from error
+            f"A context cannot be called {name!r}: give a string without '/', '@' and '#', such as context('real'). "
+            "Contexts inside each other are joined by '/'."
+        )

@@ -1,4 +1,4 @@
-"""Which steps are recorded and kept: schedule, step types, budget, and rules that decide when the step is over."""
+"""When steps are recorded: schedule, step types, budget, and rules that decide when the step is over."""
 
 from __future__ import annotations
 
@@ -6,20 +6,49 @@ import math
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field, fields
 from fnmatch import fnmatchcase
 
 from layerscope.errors import ArgumentError, LayerscopeWarning, SelectError
 from layerscope.model.records import STEP_TYPE
 
+_DECAY = 0.98  # of the running mean: some fifty steps
+_EMA = "_ema"
+
+
+class StepFacts:
+    """A step that has just ended: `step`, its metrics by name, and `loss_ema`, the running mean of `loss` before it."""
+
+    def __init__(self, step: int, metrics: Mapping[str, float], means: Mapping[str, float]) -> None:
+        self.step = step
+        self._known = dict(metrics) | {f"{name}{_EMA}": means.get(name, value) for name, value in metrics.items()}
+
+    def __getattr__(self, name: str) -> float:
+        try:
+            return self._known[name]
+        except KeyError:
+            names = ", ".join(self._known) or "none, because step() was given no metric"
+            raise SelectError(f"keep_if asks for {name!r}, which the step does not have. It has: {names}.") from None
+
+
+KeepIf = Callable[[StepFacts], bool]
+
 
 @dataclass(frozen=True)
 class Schedule:
-    """Every n-th step from `start` on, up to and without `stop`; and the `steps` listed; and those the `rule` picks.
+    """When steps are recorded, for `watch(every=Schedule(…))`.
 
-    `back_off` stretches the distance from one recorded step to the next by that factor, so that a long training has
-    many recorded steps at its beginning and few at its end. `every` is 10 if nothing else is said. `evaluation` is how
-    many forwards of an evaluation are recorded; with 0 evaluations between recorded steps are not.
+    Which steps: every n-th from `start` on, before `stop`; those listed in `steps`; and those for which
+    `rule(step_number)` is true. `every` is 10 unless `steps` or `rule` is given. `back_off` multiplies the distance
+    after each recorded step, so that a long training has many recorded steps at its beginning and few at its end.
+    `every` may also be a dict from step types (globs of what `begin(type=…)` gives) to numbers or schedules.
+
+    Which steps later: `keep_if` is a function that decides at the end of every other step whether to keep it:
+    `keep_if=lambda step: step.loss > 3 * step.loss_ema`. `keep_last` is how many ended steps stay in memory, so that
+    `Recorder.keep()` and `keep_if` can keep them too.
+
+    How much: `budget=0.02` skips steps so that recording takes at most 2 % of the time. `evaluation` is how many
+    forwards of an evaluation are recorded; 0 records none between recorded steps.
 
     >>> [step for step in range(10) if Schedule(every=3, start=2).wants(step)]
     [2, 5, 8]
@@ -29,55 +58,86 @@ class Schedule:
     [0, 1, 2, 50]
     """
 
-    every: int | None = None
+    every: int | Mapping[str, int | Schedule] | None = None
+    _: KW_ONLY
     start: int = 0
     stop: int | None = None
-    back_off: float = 1.0
     steps: Iterable[int] = ()
     rule: Callable[[int], bool] | None = None
+    back_off: float = 1.0
+    keep_if: KeepIf | None = None
+    keep_last: int = 0
+    budget: float | None = None
     evaluation: int = 16
     _listed: frozenset[int] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         try:
-            listed = frozenset(self.steps)
+            object.__setattr__(self, "steps", tuple(self.steps))
+            object.__setattr__(self, "_listed", frozenset(self.steps))
         except TypeError:
-            raise ArgumentError(f"steps={self.steps!r} is no list of steps.") from None
-        object.__setattr__(self, "_listed", listed)
-        if self.every is None and not listed and self.rule is None:
+            raise ArgumentError(f"steps={self.steps!r} is not a list of steps.") from None
+        if self.every is None and not self._listed and self.rule is None:
             object.__setattr__(self, "every", 10)
         self._check_types()
-        if self.every is not None and self.every < 1:
+        if isinstance(self.every, Mapping):
+            self._check_step_types(self.every)
+        elif self.every is not None and self.every < 1:
             raise ArgumentError(f"every={self.every} records no step. Give 1 for every step, 10 for every tenth.")
         if self.stop is not None and self.stop <= self.start:
             raise ArgumentError(f"stop={self.stop} is not after start={self.start}: no step would be recorded.")
         if not self.back_off >= 1:
             raise ArgumentError(f"back_off={self.back_off} is below 1. Give 1 for a steady distance, 2 to double it.")
-        if self.evaluation < 0:
-            raise ArgumentError(f"evaluation={self.evaluation} is no number of forwards. Give 0 or more.")
+        if self.budget is not None and not 0 < self.budget < 1:
+            raise ArgumentError(f"budget={self.budget} is not a share of the time. Give 0.02 for 2 %.")
 
     def _check_types(self) -> None:
-        numbers = {name: getattr(self, name) for name in ("every", "start", "stop", "evaluation")}
+        numbers = {name: getattr(self, name) for name in ("start", "stop", "keep_last", "evaluation")}
         numbers |= {"steps": next((step for step in self._listed if not isinstance(step, int)), None)}
+        numbers |= {} if isinstance(self.every, Mapping) else {"every": self.every}
         for name, value in numbers.items():
-            if not isinstance(value, int) and (value is not None or name in ("start", "evaluation")):
-                what = "forwards" if name == "evaluation" else "steps"
+            what = "forwards" if name == "evaluation" else "steps"
+            if not isinstance(value, int) and (value is not None or name in ("start", "keep_last", "evaluation")):
                 raise ArgumentError(f"{name}={value!r} is not a whole number of {what}.")
-        if self.rule is not None and not callable(self.rule):
-            raise ArgumentError(f"rule={self.rule!r} cannot be called: give a function of the step's number.")
+            if value is not None and value < 0 and name in ("keep_last", "evaluation"):
+                raise ArgumentError(f"{name}={value!r} is not a number of {what}. Give 0 or more.")
+        for name, example in (("rule", "lambda step: step < 5"), ("keep_if", "lambda step: step.loss > 9")):
+            if getattr(self, name) is not None and not callable(getattr(self, name)):
+                raise ArgumentError(f"{name}={getattr(self, name)!r} cannot be called: give a function, as {example}.")
+
+    def _check_step_types(self, every: Mapping[str, int | Schedule]) -> None:
+        """Refuse what does not belong to all types together, and in their schedules what belongs to the whole run."""
+        for name in self._given("start", "stop", "steps", "rule", "back_off"):
+            raise ArgumentError(f"{name} differs by step type: give it to the schedules in the dict `every`.")
+        for given in every.values():
+            schedule = schedule_of(given)
+            for name in schedule._given("keep_if", "keep_last", "budget", "evaluation"):
+                raise ArgumentError(f"{name} is for all step types: Schedule(every={{…}}, {name}=…).")
+            if isinstance(schedule.every, Mapping):
+                raise ArgumentError(f"every={self.every!r} has a dict inside a dict. Give a number or a Schedule.")
+
+    def _given(self, *names: str) -> list[str]:
+        usual = {each.name: each.default for each in fields(self)}
+        return [name for name in names if getattr(self, name) != usual[name]]
+
+    def of_type(self, type: str) -> Schedule | None:
+        """The schedule for steps of a type; None if none are recorded."""
+        if not isinstance(self.every, Mapping):
+            return self
+        return next((schedule_of(every) for glob, every in self.every.items() if fnmatchcase(type, glob)), None)
 
     def wants(self, step: int) -> bool:
         """Whether the step is recorded."""
-        if self.picks(step):
-            return True
-        return self.every is not None and self.covers(step) and _is_due(step - self.start, self.every, self.back_off)
+        every = self.every
+        due = isinstance(every, int) and self.covers(step) and _is_due(step - self.start, every, self.back_off)
+        return due or self.picks(step)
 
     def picks(self, step: int) -> bool:
-        """Whether the step itself is meant, by the list or by the rule."""
+        """Whether the list or the rule names the step."""
         return step in self._listed or (self.rule is not None and self.rule(step))
 
     def covers(self, step: int) -> bool:
-        """Whether the step lies where every n-th is recorded."""
+        """Whether every n-th step is recorded around this step."""
         return self.every is not None and step >= self.start and (self.stop is None or step < self.stop)
 
 
@@ -93,29 +153,26 @@ def _is_due(offset: int, every: int, back_off: float) -> bool:
 Every = int | Schedule | Mapping[str, int | Schedule]
 
 
-class Cadence:
-    """One schedule for all steps, or one for each type of step, by glob: the first that matches counts.
+def schedule_of(every: Every) -> Schedule:
+    """The schedule that a number of steps, or a dict by step type, is short for."""
+    return every if isinstance(every, Schedule) else Schedule(every)
 
-    A step without a type follows the schedule's own numbers. A step with a type is recorded when enough steps have gone
-    by since the last recorded one of its type: a rare type is recorded whenever it comes.
+
+class Cadence:
+    """Which steps a schedule wants, by their types.
+
+    A step without a type follows the schedule's own numbers. A step with a type is recorded when enough steps have
+    gone by since the last recorded one of its type, so that a rare type is recorded whenever it occurs.
     """
 
-    def __init__(self, every: Every) -> None:
-        if not isinstance(every, (int, Schedule, Mapping)):
-            raise ArgumentError(
-                f"every={every!r} is no number of steps, no Schedule, and no dict of them by step type."
-            )
-        several = every if isinstance(every, Mapping) else {"*": every}
-        self._schedules = {
-            glob: given if isinstance(given, Schedule) else Schedule(every=given) for glob, given in several.items()
-        }
-        self.evaluation = max((schedule.evaluation for schedule in self._schedules.values()), default=0)
-        self._of_type: dict[str, Schedule | None] = {}  # as far as they were asked for
-        # Of each type its last recorded step, and the distance to the next.
+    def __init__(self, schedule: Schedule) -> None:
+        self._schedule = schedule
+        self._of_type: dict[str, Schedule | None] = {}
+        # For each type its last recorded step, and the distance to the next.
         self._last: dict[str, tuple[int, float]] = {}
 
     def wants(self, step: int, type: str | None = None) -> bool:
-        """Whether the step is recorded; one that was given no type, not even a usual one, has None."""
+        """Whether the step is recorded; its type is None if `begin()` was not called."""
         schedule = self._of(STEP_TYPE if type is None else type)
         if schedule is None:
             return False
@@ -127,14 +184,13 @@ class Cadence:
     def note(self, step: int, type: str) -> None:
         """A step of the type was recorded."""
         schedule = self._of(type)
-        if schedule is not None and schedule.every is not None:
+        if schedule is not None and isinstance(schedule.every, int):
             _, distance = self._last.get(type, (0, schedule.every / schedule.back_off))
             self._last[type] = step, distance * schedule.back_off
 
     def _of(self, type: str) -> Schedule | None:
         if type not in self._of_type:
-            matching = (found for glob, found in self._schedules.items() if fnmatchcase(type, glob))
-            self._of_type[type] = next(matching, None)
+            self._of_type[type] = self._schedule.of_type(type)
         return self._of_type[type]
 
 
@@ -145,8 +201,6 @@ class Budget:
     """
 
     def __init__(self, share: float | None = None) -> None:
-        if share is not None and not 0 < share < 1:
-            raise ArgumentError(f"budget={share} is no share of the time. Give a number between 0 and 1: 0.02 for 2 %.")
         self._allowed = share
         self._total_s = 0.0
         self._spent_s = 0.0
@@ -171,36 +225,10 @@ class Budget:
         return self._spent_s / self._total_s if self._total_s else 0.0
 
 
-_DECAY = 0.98  # of the running mean: some fifty steps
-_EMA = "_ema"
-
-
-class StepFacts:
-    """A step that has just ended: `step`, its metrics by name, and `loss_ema`, the running mean of `loss` before it."""
-
-    def __init__(self, step: int, metrics: Mapping[str, float], means: Mapping[str, float]) -> None:
-        self.step = step
-        self._known = dict(metrics) | {f"{name}{_EMA}": means.get(name, value) for name, value in metrics.items()}
-
-    def __getattr__(self, name: str) -> float:
-        try:
-            return self._known[name]
-        except KeyError:
-            names = ", ".join(self._known) or "none, for step() was given no metric"
-            raise SelectError(f"keep_if asks for {name!r}, which the step does not have. It has: {names}.") from None
-
-
-KeepIf = Callable[[StepFacts], bool]
-
-
 class Keeping:
     """Asks the user's rule whether a step is kept, and remembers the running means it may want."""
 
     def __init__(self, rule: KeepIf | None = None) -> None:
-        if rule is not None and not callable(rule):
-            raise ArgumentError(
-                f"keep_if={rule!r} cannot be called: give a function of the step, such as lambda s: s.loss > 9."
-            )
         self._rule = rule
         self._warned = False
         self._means: dict[str, float] = {}
@@ -227,6 +255,31 @@ class Keeping:
                 text = f"keep_if failed at step {step} ({type(error).__name__}: {error}). Such steps are not kept."
                 warnings.warn(text, LayerscopeWarning, stacklevel=4)
             return False
+
+
+class StepPolicy:
+    """Decides which steps are read, and which of those are recorded."""
+
+    def __init__(self, schedule: Schedule) -> None:
+        self.keep_last = schedule.keep_last
+        self.budget = Budget(schedule.budget)
+        self.wanted = False  # whether the step in progress is recorded, however it goes
+        self._cadence = Cadence(schedule)
+        self._keeping = Keeping(schedule.keep_if)
+
+    def begin(self, step: int, type: str | None) -> bool:
+        """Whether the step that begins is read: because it is recorded, or because it may still be kept."""
+        affordable = self.budget.affords()
+        self.wanted = affordable and self._cadence.wants(step, type)
+        return self.wanted or (affordable and (self._keeping.is_late or self.keep_last > 0))
+
+    def end(self, step: int, metrics: Mapping[str, float]) -> bool:
+        """Whether `keep_if` keeps the step; called for every step, in order."""
+        return self._keeping.keeps(step, metrics)
+
+    def note_recorded(self, step: int, type: str) -> None:
+        """A step of the type was recorded: the next one of the type is due after a distance."""
+        self._cadence.note(step, type)
 
 
 @dataclass(slots=True)

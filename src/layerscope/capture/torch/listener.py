@@ -18,8 +18,9 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.utils.hooks import RemovableHandle
 
 from layerscope.capture.core.collector import Collector, StepSummaries
-from layerscope.capture.core.named_tensors import NamedStep, attach_listeners
-from layerscope.capture.core.recorder import Opened, Recorder, When
+from layerscope.capture.core.named_tensors import Detail, NamedStep, attach_listeners
+from layerscope.capture.core.recorder import Opened, Recorder
+from layerscope.capture.core.schedule import Every, Schedule, schedule_of
 from layerscope.capture.torch.call_graph import CallGraphRecorder
 from layerscope.capture.torch.contexts import Contexts, Evaluations, IdleHook, Within
 from layerscope.capture.torch.forwards import FORWARD_KINDS, Forwards
@@ -434,18 +435,28 @@ progress: Callable[[], int] = torch._C._autograd._get_sequence_nr
 
 
 def record(
-    selection: WatchSelection, when: When, sink: Sink, first_step: int = 0, extent: SummaryOptions = _ALL_OF_IT
+    selection: WatchSelection,
+    every: Every,
+    sink: Sink,
+    detail: Detail | None = None,
+    extent: SummaryOptions = _ALL_OF_IT,
 ) -> Recorder:
     """A recorder that reads the selection into the sink."""
+    schedule, kept = schedule_of(every), detail or Detail()
 
     def open(recorder: weakref.ref[Recorder]) -> Opened:
-        return Opened(sink, listener(selection, when, sink, extent, recorder), first_step, models=selection.models)
+        return Opened(sink, listener(selection, schedule, kept, sink, extent, recorder), models=selection.models)
 
-    return Recorder(open, when, progress, first_step)
+    return Recorder(open, schedule, kept, progress)
 
 
 def listener(
-    selection: WatchSelection, when: When, sink: Sink, extent: SummaryOptions, recorder: weakref.ref[Recorder]
+    selection: WatchSelection,
+    schedule: Schedule,
+    detail: Detail,
+    sink: Sink,
+    extent: SummaryOptions,
+    recorder: weakref.ref[Recorder],
 ) -> TorchListener:
     """A listener that reads the selection into the sink, for a recorder that it does not keep alive."""
 
@@ -456,5 +467,5 @@ def listener(
 
     if not selection.is_bare:
         sink.put(CallGraph(module_nodes(selection.model)))
-    extent = replace(extent, evaluation=when.evaluation)
-    return TorchListener(selection, Collector(sink), report, extent, Settings(when.detail, when.keep_last > 0))
+    extent = replace(extent, evaluation=schedule.evaluation)
+    return TorchListener(selection, Collector(sink), report, extent, Settings(detail, schedule.keep_last > 0))
