@@ -275,27 +275,21 @@ class Sink(Protocol):
 
     def series_id(self, series: Series) -> int:
         """Number of the series, the same for equal series for the life of the run."""
-        ...
 
     def dependencies_id(self, nodes: tuple[NamedNode, ...], links: tuple[DependencyLink, ...]) -> int:
         """Number of a dependency graph, the same for equal graphs for the life of the run."""
-        ...
 
     def put(self, *records: Record) -> None:
         """Take over records; their arrays must not be written again."""
-        ...
 
     def when_program_ends(self, close: Callable[[], Callable[[], None] | None]) -> None:
         """Give a weak reference to what closes the recorder, to be called if the program ends before `close`."""
-        ...
 
     def call_soon(self, close: Callable[[], None]) -> None:
         """Have what closes the recorder called on another thread. Waits for no lock: finalizers call this."""
-        ...
 
     def close(self) -> None:
         """Write what was taken, then stop."""
-        ...
 
 
 def call_site(name: str, number: int) -> str:

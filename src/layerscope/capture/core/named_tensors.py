@@ -113,42 +113,36 @@ class NamedTensor:
 class NamedTensorReader(Protocol):
     """A framework's side: reads the tensors that are named, and finds out how they depend on each other."""
 
+    def begin(self, *, expected: bool, traced: bool) -> None:
+        """Make ready for a step, in which it is certain or not that something will be named."""
+
     def form(self, tensor: object, batch_dim: int | None, name: str) -> tuple[tuple[int, ...], int | None]:
         """Shape of the tensor, and which dimension is the batch's; an error if it is no tensor."""
-        ...
 
     def is_recorded_by_others(self) -> bool:
         """Whether a compiler looks at what is computed, and must not find our operations in it."""
-        ...
 
     @property
     def context(self) -> str:
         """The context of what is computed now, "" outside of any."""
-        ...
 
     def computes_again(self) -> bool:
         """Whether that is so, or a forward is run again in a backward: what is named then has been named before."""
-        ...
 
     def read(self, entry: NamedTensor, tensor: Any) -> None:  # Any: each framework has its own tensors
         """Take a named tensor in."""
-        ...
 
     def follow(self, entry: NamedTensor, tensor: Any) -> None:
         """Take in the gradient of a tensor that was named before."""
-        ...
 
     def tell_unheard(self, name: str) -> None:
         """Say, once, that something is named in a backward and that nothing is recorded there."""
-        ...
 
     def name_gradients(self, loss: str) -> None:
         """Give a name to the loss whose gradients have arrived since the last time."""
-        ...
 
     def link(self, source: Any, target: Any) -> None:
         """Let one entry or tensor depend on another."""
-        ...
 
 
 @dataclass(slots=True)
