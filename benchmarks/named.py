@@ -36,7 +36,7 @@ from layerscope.model.records import (
     TensorValues,
     call_site,
 )
-from layerscope.query.run_tables import RunTables
+from layerscope.runs import Run
 from layerscope.store.folder import create
 from layerscope.store.writer import FolderSink
 
@@ -100,7 +100,7 @@ def summaries(step: int, ids: Ids, rows: Floats) -> Summaries:
     )
 
 
-def page(run: RunTables, step: int, node: str, iteration: int, sample: int | None) -> None:
+def page(run: Run, step: int, node: str, iteration: int, sample: int | None) -> None:
     """All that the page asks of one selection."""
     named = run.named()
     named.types()
@@ -125,12 +125,10 @@ def timed(action: Callable[[int], object], times: int = 15) -> tuple[float, floa
 
 def measure(folder: Path) -> dict[str, tuple[float, float]]:
     """Milliseconds of each question: of time and of computing time."""
-    run = RunTables(folder)
+    run = Run(folder)
     page(run, 0, "node00", 1, None)
     return {
-        "cold: open the run and show one tensor": timed(
-            lambda k: page(RunTables(folder), 7 * k, "node05", 1 + k, None), 5
-        ),
+        "cold: open the run and show one tensor": timed(lambda k: page(Run(folder), 7 * k, "node05", 1 + k, None), 5),
         "another step": timed(lambda k: page(run, 5 + k, "node01", 2, None)),
         "another tensor": timed(lambda k: page(run, 7, f"node{k:02}", 3, None)),
         "another iteration": timed(lambda k: page(run, 9, "node03", 4 + k, None)),

@@ -139,13 +139,13 @@ def queries(folder: Path, state: str, series: int, steps: int, at_most: tuple[fl
     every = np.arange(1, steps + 1, max(steps // 200, 1))
 
     def decoded(reader: Reader) -> object:
-        return derived.decode_bits(*encoded(reader.bits(one)))
+        return derived.decode_bits(*encoded(reader.moments(one, columns=[], bits=True)))
 
     calls: list[tuple[str, Callable[[Reader], object], float | None]] = [
         ("one series", lambda reader: reader.moments(one), at_most[0]),
         ("one step of all series", lambda reader: reader.moments(steps=(steps // 2, steps // 2)), at_most[1]),
         ("heat map, 200 steps", lambda reader: reader.moments(steps=every, columns=["finite", "sum2"]), at_most[2]),
-        ("bit-counts of one series, read", lambda reader: reader.bits(one), at_most[3]),
+        ("bit-counts of one series, read", lambda reader: reader.moments(one, columns=[], bits=True), at_most[3]),
         ("bit-counts of one series, read and decoded", decoded, at_most[3]),
     ]
     figures = []

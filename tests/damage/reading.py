@@ -13,7 +13,7 @@ from layerscope.diagnose.rules import check
 from layerscope.errors import LayerscopeError
 from layerscope.query.tables import Table
 from layerscope.runs import Run
-from layerscope.store.record_batches import arrays_of, numbers_of
+from layerscope.store.reader import arrays_of, numbers_of
 
 ERROR = "error: "
 

@@ -12,7 +12,7 @@ from layerscope.diagnose.rules import check
 from layerscope.errors import SelectError
 from layerscope.model.records import CallGraph, Kind, Metric, Mode, ModuleNode, Phase, Series
 from layerscope.query.matrix import Question, matrix
-from layerscope.query.run_tables import RunTables
+from layerscope.runs import Run
 from layerscope.server.one_file import OfflineApi, report
 from layerscope.store.compaction import compact
 from layerscope.store.folder import create
@@ -50,7 +50,7 @@ def folder(tmp_path: Path) -> Path:
 def test_each_context_has_rows_of_its_own_in_every_table(folder: Path, *, compacted: bool) -> None:
     if compacted:
         compact(folder)
-    run = RunTables(folder)
+    run = Run(folder)
     for context, level in LEVEL.items():
         table = run.stats("d", stat="mean", context=context)
         assert set(table["context"]) == {context}
@@ -65,11 +65,11 @@ def test_each_context_has_rows_of_its_own_in_every_table(folder: Path, *, compac
 
 def test_an_unknown_context_is_named_with_those_there_are(folder: Path) -> None:
     with pytest.raises(SelectError, match=r"No context matches 'fakes'.*3 contexts.*'fake'"):
-        RunTables(folder).stats("d", context="fakes")
+        Run(folder).stats("d", context="fakes")
 
 
 def test_a_resumed_run_goes_on_with_the_series_of_each_context(folder: Path) -> None:
-    before = {(row["site"], row["context"]): row["series"] for row in RunTables(folder).series().arrow().to_pylist()}
+    before = {(row["site"], row["context"]): row["series"] for row in Run(folder).series().arrow().to_pylist()}
     sink = FolderSink(create(folder, resume=True))
     assert {context: sink.series_id(series(context)) for context in LEVEL} == {
         context: before["d", context] for context in LEVEL

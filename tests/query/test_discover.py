@@ -10,7 +10,7 @@ import pytest
 
 from layerscope.errors import FormatError, StoreError
 from layerscope.query.discover import find_runs
-from layerscope.query.run_tables import RunTables
+from layerscope.runs import Run
 
 
 def run_at(folder: Path) -> Path:
@@ -60,7 +60,7 @@ def test_a_run_whose_manifest_is_a_link_or_a_pipe_is_found_and_refused(tmp_path:
     assert [path.name for path in found] == ["link", "pipe"]
     for path in found:
         with pytest.raises(FormatError, match="is a link or no regular file"):
-            RunTables(path)
+            Run(path)
 
 
 def test_an_unreadable_folder_is_skipped_with_a_word(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

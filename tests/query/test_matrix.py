@@ -11,7 +11,7 @@ import pytest
 
 from layerscope.model.records import CustomStatistics, Kind, Mode, Phase, Series
 from layerscope.query.matrix import INF, MISSING, NAN, VALUE, Matrix, Question, laid_out, matrix
-from layerscope.query.run_tables import RunTables
+from layerscope.runs import Run
 from layerscope.store import compaction, parts
 from layerscope.store.compaction import compact
 from layerscope.store.folder import create
@@ -56,7 +56,7 @@ def put_away(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.fixture
-def run(put_away: Callable[[Path, bool], None], tmp_path: Path) -> RunTables:
+def run(put_away: Callable[[Path, bool], None], tmp_path: Path) -> Run:
     sink = FolderSink(create(tmp_path / "run"), compact=False)
     a, b, weight = (
         sink.series_id(series(site, kind))
@@ -76,11 +76,11 @@ def run(put_away: Callable[[Path, bool], None], tmp_path: Path) -> RunTables:
     sink.put(summaries(9, [narrow], [np.full(50, 3.0)]))
     sink.close()
     put_away(tmp_path / "run", True)
-    return RunTables(tmp_path / "run")
+    return Run(tmp_path / "run")
 
 
 @pytest.mark.parametrize("stat", ["rms", "std", "nan", "max"])
-def test_a_matrix_is_what_the_table_of_statistics_holds(run: RunTables, stat: str) -> None:
+def test_a_matrix_is_what_the_table_of_statistics_holds(run: Run, stat: str) -> None:
     found = matrix(run.reader, Question("output", stat))
     assert found.tensors == (("a", "output.0"), ("b", "output.0"))
     assert found.steps.tolist() == [0, 1, 2, 3, 4, 5, 9]
@@ -91,13 +91,13 @@ def test_a_matrix_is_what_the_table_of_statistics_holds(run: RunTables, stat: st
     assert cell(found, "b", 5)[1] == MISSING
 
 
-def test_custom_statistics_are_there_where_they_were_given(run: RunTables) -> None:
+def test_custom_statistics_are_there_where_they_were_given(run: Run) -> None:
     found = matrix(run.reader, Question("output", "sparsity"))
     assert [cell(found, "a", step) for step in (0, 5)] == [(0.0, VALUE), (1.25, VALUE)]
     assert cell(found, "b", 2)[1] == MISSING
 
 
-def test_another_kind_another_rank_or_nothing_at_all(run: RunTables) -> None:
+def test_another_kind_another_rank_or_nothing_at_all(run: Run) -> None:
     assert matrix(run.reader, Question("weight", "max")).tensors == (("a.weight", "output.0"),)
     for question in (Question("buffer", "rms"), Question("output", "rms", "eval"), Question("output", "rms", rank=3)):
         found = matrix(run.reader, question)
@@ -112,7 +112,7 @@ def test_what_a_later_session_recorded_again_counts(put_away: Callable[[Path, bo
             sink.put(summaries(step, [number], [np.full(50, value)]))
         sink.close()
         put_away(tmp_path / "run", value == 5.0)
-    found = matrix(RunTables(tmp_path / "run").reader, Question("output", "mean"))
+    found = matrix(Run(tmp_path / "run").reader, Question("output", "mean"))
     assert [cell(found, "a", step)[0] for step in range(4)] == [1.0, 1.0, 5.0, 5.0]
 
 
@@ -127,11 +127,11 @@ def test_a_tensor_that_is_another_ones_alias_has_its_numbers(
         sink.put(made)
         sink.close()
         put_away(tmp_path / "run", step == 2)
-    found = matrix(RunTables(tmp_path / "run").reader, Question("input", "rms"))
+    found = matrix(Run(tmp_path / "run").reader, Question("input", "rms"))
     assert [cell(found, "b", step) for step in range(3)] == [(4.0, VALUE), (5.0, VALUE), (1.0, VALUE)]
 
 
-def test_one_layout_serves_every_statistic(run: RunTables) -> None:
+def test_one_layout_serves_every_statistic(run: Run) -> None:
     laid = laid_out(run.reader, Question("output", "rms"))
     for stat in ("rms", "std", "kurtosis", "nan", "max"):
         kept, anew = (
@@ -147,7 +147,7 @@ def test_one_layout_serves_every_statistic(run: RunTables) -> None:
 def test_a_layout_stays_that_of_its_time_while_the_run_grows_and_is_compacted(tmp_path: Path) -> None:
     sink = FolderSink(create(tmp_path / "run"), compact=False)
     number = sink.series_id(series("a"))
-    reader = RunTables(tmp_path / "run").reader
+    reader = Run(tmp_path / "run").reader
     for step in (0, 1):
         sink.put(summaries(step, [number], [np.full(50, step + 1.0)]))
     assert sink.flush()
@@ -171,7 +171,7 @@ def test_rows_of_two_data_types_and_of_two_sessions_for_one_step_are_one_cell(tm
         sink.put(summaries(2, [other], tensors[2:])) if session == 1 else None
         sink.close()
         compact(tmp_path / "run")
-    found = matrix(RunTables(tmp_path / "run").reader, Question("output", "mean"))
+    found = matrix(Run(tmp_path / "run").reader, Question("output", "mean"))
     assert found.values.tolist() == [[11.0, 12.0], [21.0, 22.0]]
 
 
@@ -190,7 +190,7 @@ def test_cells_whose_chunks_are_damaged_stay_empty_and_the_run_says_so(
     content = bytearray(path.read_bytes())
     content[column.data_page_offset + column.total_compressed_size - 1] ^= 1
     path.write_bytes(content)
-    run = RunTables(tmp_path / "run")
+    run = Run(tmp_path / "run")
     found = matrix(run.reader, Question("output", "mean"))
     assert [cell(found, "a", step)[1] for step in range(4)] == [VALUE, VALUE, MISSING, MISSING]
     assert "2 rows were left out" in run.problems[0]

@@ -31,7 +31,7 @@ from layerscope.model.records import (
     call_site,
     gradient_port,
 )
-from layerscope.query import tensor_history
+from layerscope.query import history, named_tensors
 from layerscope.query.named_tensors import NamedTensors, statistics_of
 from layerscope.stats import derived, kernel
 from layerscope.store.folder import create
@@ -245,7 +245,7 @@ def test_large_series_are_read_in_bounded_pieces_and_give_the_same(
         ("_ROWS_AT_ONCE", 1),
         ("_BLOCKS", 1),
     ):
-        monkeypatch.setattr(tensor_history, name, most)
+        monkeypatch.setattr(history if hasattr(history, name) else named_tensors, name, most)
     named = ls.open(folder).named()
     for step in STEPS:
         assert named.values(step, "memory") is not None

@@ -66,9 +66,9 @@ def test_a_catalogue_that_was_warmed_up_has_the_first_history_at_hand(tmp_path: 
     catalogue = Catalogue(tmp_path)
     catalogue.warm_up().result(timeout=60)
     opened = catalogue.open("first")
-    ((series, rank),) = opened.histories
-    kept = opened.histories[series, rank][1]
-    assert opened.history(series, rank) is kept
+    kept = opened.histories.peek((0, 0))
+    assert kept is not None
+    assert opened.history(0, 0) is kept
     catalogue.close()
 
 

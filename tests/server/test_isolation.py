@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from layerscope.errors import FormatError, SelectError
-from layerscope.query.run_tables import RunTables
 from layerscope.server import catalogue as catalogue_module
 from layerscope.server.catalogue import LONGEST_PROBLEM, Catalogue
+from layerscope.store.reader import Reader
 from tests.server.runs import write_run
 
 
@@ -29,14 +29,14 @@ def test_an_unforeseen_error_of_one_run_is_its_own_line(
 ) -> None:
     for name in ("bad", "good"):
         write_run(tmp_path / name, steps=1)
-    status = RunTables.status
+    status = Reader.status
 
-    def failing(run: RunTables) -> str:
-        if run.path.name == "bad":
+    def failing(reader: Reader) -> str:
+        if reader.folder.name == "bad":
             raise error
-        return status(run)
+        return status(reader)
 
-    monkeypatch.setattr(RunTables, "status", failing)
+    monkeypatch.setattr(Reader, "status", failing)
     catalogue = Catalogue(tmp_path)
     bad, good = catalogue.entries()
     assert (bad.status, good.status) == ("unreadable", "finished")
@@ -55,16 +55,16 @@ def test_few_runs_are_kept_open_and_their_lines_are_not_made_again(
         shutil.copytree(model, tmp_path / "project" / f"run-{number}")
     described, made = catalogue_module.described, []
 
-    def counted(name: str, status: str, run: RunTables) -> object:
+    def counted(name: str, status: str, reader: Reader) -> object:
         made.append(name)
-        return described(name, status, run)
+        return described(name, status, reader)
 
     monkeypatch.setattr(catalogue_module, "described", counted)
     catalogue = Catalogue(tmp_path / "project")
     for _ in range(2):
         names = [entry.name for entry in catalogue.entries()]
         for name in names:
-            assert catalogue.open(name).run.last_step == 0
+            assert catalogue.open(name).reader.last_step == 0
     assert sorted(made) == sorted(names)
     assert len(catalogue._opened) == catalogue_module.KEPT_RUNS
     catalogue.close()
@@ -76,12 +76,12 @@ def test_a_problem_that_a_request_meets_appears_in_the_list(tmp_path: Path, monk
     (before,) = catalogue.entries()
     looked = catalogue.look()
     opened = catalogue.open("run")
-    opened.run.reader.problems["rows of unknown series"] = 3
+    opened.reader.left_out["rows of unknown series"] = 3
     (after,) = catalogue.entries()
     assert (before.problem, after.problem) == (None, "3 rows of unknown series were left out.")
     catalogue._looked = (0.0, {})
     assert catalogue.look() != looked
-    catalogue._opened.clear()  # another reader, which has met nothing yet
+    catalogue._opened.discard("run")  # another reader, which has met nothing yet
     assert catalogue.entries()[0].problem == after.problem
     catalogue.close()
 
@@ -90,7 +90,7 @@ def test_a_folder_that_became_a_link_is_no_run_any_more(tmp_path: Path) -> None:
     write_run(tmp_path / "project" / "group" / "run", steps=1)
     write_run(tmp_path / "outside" / "run", steps=1)
     catalogue = Catalogue(tmp_path / "project")
-    assert catalogue.open("group/run").run.last_step == 0
+    assert catalogue.open("group/run").reader.last_step == 0
     shutil.rmtree(tmp_path / "project" / "group")
     (tmp_path / "project" / "group").symlink_to(tmp_path / "outside")
     with pytest.raises(SelectError, match="No run here"):

@@ -80,7 +80,7 @@ def test_the_server_takes_linear_time(folder: Path, question: str) -> None:
     def ask(count: int) -> object:
         opened, request = catalogue.open(str(count)), asking(f"run={count}")
         if question == "list of runs":
-            return described(str(count), "finished", opened.run)
+            return described(str(count), "finished", opened.reader)
         if question == "timeline":
             return runs.timeline(opened, str(count), request)
         return runs.metrics(catalogue, request)

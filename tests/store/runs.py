@@ -37,8 +37,7 @@ from layerscope.model.records import (
 )
 from layerscope.store.format import Live
 from layerscope.store.manifests import read_live, read_manifest, sealed
-from layerscope.store.reader import Reader
-from layerscope.store.record_batches import arrays_of, numbers_of
+from layerscope.store.reader import Reader, arrays_of, numbers_of
 from layerscope.store.writer import FolderSink
 
 ROOT = Path(__file__).parents[2]
@@ -186,7 +185,7 @@ def check_numbers(reader: Reader) -> list[tuple[int, int, int, int]]:
     assert len(keys) == len(set(keys))
     found = np.stack([moments.column(name).to_numpy().astype(np.float64) for name in summary_spec.MOMENTS], 1)
     np.testing.assert_array_equal(found, moments_at(moments["series"].to_numpy(), moments["step"].to_numpy()))
-    bits = reader.bits(history=True)
+    bits = reader.moments(columns=[], bits=True, history=True)
     assert len(keys_of(bits)) == len(set(keys_of(bits)))
     for (_, _, step, series), counts in zip(keys_of(bits), bits["counts"].to_pylist(), strict=True):
         assert counts == bits_at(series, step)

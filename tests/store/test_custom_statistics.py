@@ -13,7 +13,7 @@ from layerscope.model.records import CustomStatistics, Event, Metric, TensorValu
 from layerscope.store import compaction, parts
 from layerscope.store.compaction import compact
 from layerscope.store.folder import create
-from layerscope.store.reader import UNKNOWN_EXTRAS, Reader
+from layerscope.store.reader import UNKNOWN_CUSTOM, Reader
 from layerscope.store.writer import FolderSink
 from tests.store.runs import NO_SAMPLES, check_numbers, cost_at, extras, put_steps, series_at, value_at
 
@@ -45,7 +45,7 @@ def test_a_choice_of_series_steps_and_names_gives_those_rows(run: Path) -> None:
         {"series": 1, "name": "own", "step": step} for step in (5, 6, 7)
     ]
     assert Reader(run).custom_statistics(names=["nothing"]).num_rows == 0
-    assert Reader(run).extra_names == ["other", "own"]
+    assert Reader(run).custom_names == ["other", "own"]
 
 
 def test_costs_come_by_step(run: Path) -> None:
@@ -116,7 +116,7 @@ def test_custom_statistics_of_lost_series_are_left_out_and_counted(tmp_path: Pat
     shutil.rmtree(tmp_path / "run/segments/series")
     reader = Reader(tmp_path / "run")
     assert reader.custom_statistics().num_rows == 0
-    assert reader.problems[UNKNOWN_EXTRAS] == 12
+    assert reader.left_out[UNKNOWN_CUSTOM] == 12
 
 
 def test_parts_of_custom_statistics_are_sorted_and_found_by_series(

@@ -17,8 +17,7 @@ from layerscope.model.records import Floats, TensorValues
 from layerscope.store.compaction import compact
 from layerscope.store.folder import create
 from layerscope.store.manifests import read_manifest
-from layerscope.store.reader import Reader
-from layerscope.store.record_batches import arrays_of
+from layerscope.store.reader import Reader, arrays_of
 from layerscope.store.segments import framed
 from layerscope.store.writer import FolderSink
 from tests.store.runs import NO_SAMPLES, check_numbers, forge, keys_of, put_steps, series_at, start
@@ -141,7 +140,7 @@ def test_a_segment_of_a_newer_version_is_left_out_and_named(tmp_path: Path) -> N
     framed_segment(folder, schema, pa.record_batch([[1]], schema=schema), version="9")
     reader = Reader(folder)
     assert reader.metrics().num_rows == 0
-    (problem,) = reader.damage()
+    (problem,) = reader.problems()
     assert "format version 9" in problem
 
 
@@ -154,7 +153,7 @@ def test_columns_tables_and_keys_of_a_later_writer_are_ignored_and_missing_ones_
     reader = Reader(folder)
     row = {"rank": 0, "session": 1, "step": 1, "name": "loss", "value": None, "time_s": None, "type": "step"}
     assert reader.metrics().to_pylist() == [row]
-    assert reader.damage() == []
+    assert reader.problems() == []
 
 
 @pytest.mark.parametrize("file", ["../../../secret.parquet", "/secret.parquet", "000001-0.parquet/../x"])
@@ -180,7 +179,7 @@ def test_links_are_not_followed(tmp_path: Path) -> None:
     forge(folder / "live.json", tables=json.loads((other / "live.json").read_bytes())["tables"])
     reader = Reader(folder)
     assert reader.metrics().num_rows == 0
-    assert "metrics/000001-0.parquet is damaged: it is a link" in reader.damage()[0]
+    assert "metrics/000001-0.parquet is damaged: it is a link" in reader.problems()[0]
 
 
 def test_a_missing_part_is_left_out_and_named(tmp_path: Path) -> None:
@@ -190,7 +189,7 @@ def test_a_missing_part_is_left_out_and_named(tmp_path: Path) -> None:
     (tmp_path / "run/tables/moments/000001-0.parquet").unlink()
     reader = Reader(tmp_path / "run")
     assert (reader.moments().num_rows, reader.metrics().num_rows) == (0, 1)
-    assert ["moments/000001-0.parquet is missing, and its 3 rows" in problem for problem in reader.damage()] == [True]
+    assert ["moments/000001-0.parquet is missing, and its 3 rows" in problem for problem in reader.problems()] == [True]
 
 
 def test_a_part_whose_bytes_changed_is_named_and_gives_no_wrong_numbers(tmp_path: Path) -> None:
@@ -203,7 +202,7 @@ def test_a_part_whose_bytes_changed_is_named_and_gives_no_wrong_numbers(tmp_path
         part.write_bytes(content[:place] + bytes([content[place] ^ 0x10]) + content[place + 1 :])
         reader = Reader(tmp_path / "run")
         if len(check_numbers(reader)) < 150:
-            assert "000001-0.parquet is damaged" in reader.damage()[0]
+            assert "000001-0.parquet is damaged" in reader.problems()[0]
 
 
 @pytest.fixture

@@ -51,7 +51,7 @@ def test_a_writer_killed_at_random_moments_keeps_every_flushed_row(tmp_path: Pat
             assert sum(key[1:3] == (session, step) for key in keys) == width
         assert {key[3] for key in keys} <= set(reader.series()["series"].to_pylist())
         assert safe <= check_named(reader)
-        assert set(reader.problems.values()) == {0}
+        assert set(reader.left_out.values()) == {0}
         first = steps[-1] + 1
         if chance.random() < 0.3:
             compact(folder)

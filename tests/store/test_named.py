@@ -28,8 +28,8 @@ from layerscope.store.compaction import compact
 from layerscope.store.files import Directory
 from layerscope.store.folder import create
 from layerscope.store.format import PartEntry
-from layerscope.store.reader import UNKNOWN_VALUES, Reader
-from layerscope.store.record_batches import DTYPES, Array, arrays_of, numbers_of
+from layerscope.store.reader import UNKNOWN_VALUES, Reader, arrays_of, numbers_of
+from layerscope.store.record_batches import DTYPES, Array
 from layerscope.store.write_queue import WriteQueue
 from layerscope.store.writer import FolderSink
 from tests.store.runs import NAMED, NO_SAMPLES, check_named, graph_at, put_named, series_at
@@ -186,7 +186,7 @@ def test_rows_of_a_series_that_is_not_known_are_left_out_and_counted(tmp_path: P
     sink.close()
     reader = Reader(tmp_path / "run")
     assert reader.values().num_rows == 0
-    assert reader.problems[UNKNOWN_VALUES] == 1
+    assert reader.left_out[UNKNOWN_VALUES] == 1
 
 
 def test_content_that_does_not_fit_its_shape_is_an_error_that_names_step_and_series() -> None:

@@ -74,23 +74,24 @@ def test_all_moments_come_sorted_with_aliases_resolved(run: Path) -> None:
 
 @pytest.mark.parametrize("series", [[0], [2], [5, 1]])
 @pytest.mark.parametrize("kept_bytes", [0, 5000, 1 << 20])
-def test_summaries_are_moments_and_bits_whatever_was_read_lately(run: Path, series: list[int], kept_bytes: int) -> None:
-    reader, plain = Reader(run, RowGroupCache(kept_bytes)), Reader(run)
+def test_bits_come_beside_moments_whatever_is_cached(run: Path, series: list[int], kept_bytes: int) -> None:
+    reader, plain = Reader(run, RowGroupCache(kept_bytes, lambda table: table.nbytes)), Reader(run)
     for steps in (None, (3, 6), None):
-        moments, bits = reader.summaries(series, steps)
-        assert moments.equals(plain.moments(series, steps, summary_spec.MOMENTS).select(moments.column_names))
-        assert bits.to_pylist() == plain.bits(series, steps).to_pylist()
+        table = reader.moments(series, steps, bits=True)
+        assert table.drop_columns(["m", "counts"]).equals(plain.moments(series, steps))
+        bits = plain.moments(series, steps, [], bits=True)
+        assert table.select(bits.column_names).to_pylist() == bits.to_pylist()
 
 
-def test_what_was_read_lately_stays_within_its_bytes_the_oldest_going_first() -> None:
-    lately, read = RowGroupCache(3 * 800), list[int]()
+def test_cached_row_groups_stay_within_their_bytes_and_the_oldest_goes_first() -> None:
+    cache, read = RowGroupCache(3 * 800, lambda table: table.nbytes), list[int]()
 
     def table(number: int) -> pa.Table:
         read.append(number)
         return pa.table({"x": np.zeros(100)})
 
     for number in (1, 2, 3, 1, 4, 1, 2):
-        assert lately.get(number, lambda: table(number)).num_rows == 100  # noqa: B023
+        assert cache.get(number, lambda: table(number)).num_rows == 100  # noqa: B023
     assert read == [1, 2, 3, 4, 2]
 
 
@@ -103,7 +104,7 @@ def test_a_choice_of_series_and_steps_gives_those_rows(run: Path, series: list[i
     moments = reader.moments(np.array(series, np.int32), steps)  # type: ignore[arg-type]
     assert rows(moments) == pairs
     check_moments(moments)
-    bits = reader.bits(np.array(series, np.int32), steps)  # type: ignore[arg-type]
+    bits = reader.moments(np.array(series, np.int32), steps, [], bits=True)  # type: ignore[arg-type]
     assert rows(bits) == pairs
     assert bits["counts"].to_pylist() == [bits_at({2: 1, 5: 4}.get(number, number), step) for number, step in pairs]
 
@@ -120,7 +121,7 @@ def test_an_unknown_column_is_named(run: Path) -> None:
 
 
 def test_encoded_bits_are_what_the_decoder_takes(run: Path) -> None:
-    table = Reader(run).bits([1, 3], (2, 4))
+    table = Reader(run).moments([1, 3], (2, 4), [], bits=True)
     m, offsets, content = encoded(table)
     decoded = derived.decode_bits(m, offsets, content)
     for place, (series, step) in enumerate(rows(table)):
@@ -148,8 +149,8 @@ def test_later_sessions_win_and_history_keeps_both(tmp_path: Path) -> None:
         salted = moments_at(table["series"].to_pylist(), table["step"].to_pylist())[:, summary_spec.COLUMN["sum"]]
         salted += np.where(np.array(table["session"].to_pylist()) == 2, 0.5, 0.0)
         assert table["sum"].to_pylist() == salted.tolist()
-        assert reader.bits()["session"].to_pylist() == table["session"].to_pylist()
-        assert reader.moments(history=True).num_rows == reader.bits(history=True).num_rows == 20
+        assert reader.moments(bits=True)["session"].to_pylist() == table["session"].to_pylist()
+        assert reader.moments(history=True).num_rows == reader.moments(bits=True, history=True).num_rows == 20
         assert reader.metrics()["session"].to_pylist() == [1, 1, 1, 2, 2, 2, 2, 2]
         assert reader.metrics(history=True).num_rows == 10
         compact(folder)
@@ -164,7 +165,7 @@ def test_rows_whose_series_was_lost_are_left_out_and_counted(tmp_path: Path) -> 
     (folder / "segments/series/r0-s2-000001.arrow").unlink()
     reader = Reader(folder)
     assert {key[3] for key in check_numbers(reader)} == {0, 1}
-    assert reader.problems["rows of unknown series"] == 10
+    assert reader.left_out["rows of unknown series"] == 10
 
 
 def test_alias_rows_without_their_source_are_left_out_and_counted(tmp_path: Path) -> None:
@@ -174,8 +175,8 @@ def test_alias_rows_without_their_source_are_left_out_and_counted(tmp_path: Path
     sink.close()
     reader = Reader(tmp_path / "run")
     assert rows(reader.moments()) == [(1, 1)]
-    assert reader.problems["rows whose alias is lost"] == 1
-    assert rows(reader.bits([2])) == []
+    assert reader.left_out["rows whose alias is lost"] == 1
+    assert rows(reader.moments([2], bits=True)) == []
 
 
 def test_a_reader_follows_a_writer_in_another_process(tmp_path: Path) -> None:
@@ -234,7 +235,7 @@ def test_reading_and_recording_load_no_pandas() -> None:
     code = (
         "import sys, tempfile; from tests.store.test_reader import *\n"
         "sink = FolderSink(create(tempfile.mkdtemp())); put_steps(sink, range(3)); sink.close()\n"
-        "reader = Reader(sink.run.path); reader.moments(); reader.bits([1]); reader.metrics(); reader.series()\n"
+        "reader = Reader(sink.run.path); reader.moments([1], bits=True); reader.metrics(); reader.series()\n"
         "sys.exit('pandas' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0

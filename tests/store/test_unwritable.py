@@ -96,7 +96,7 @@ def test_a_series_that_cannot_be_stored_costs_only_its_own_rows(tmp_path: Path) 
     reader = Reader(tmp_path / "run")
     assert reader.series()["site"].to_pylist() == [good.site]
     assert reader.moments()["series"].to_pylist() == numbers[:1]
-    assert reader.problems["rows of unknown series"] == 1
+    assert reader.left_out["rows of unknown series"] == 1
     assert len(reader.metrics()) == 1
 
 

@@ -83,7 +83,7 @@ def test_a_flipped_bit_anywhere_in_a_segment_costs_its_batch_and_no_other(tmp_pa
         hit = max(at for at, first in enumerate(starts) if first <= place)
         kept = {3, 4, 5} - {2 + hit} if hit else set()
         assert steps_of(reader) == {0, 1, 2} | kept
-        assert ["r0-s2-000001.arrow is damaged" in problem for problem in reader.damage()] == [True]
+        assert ["r0-s2-000001.arrow is damaged" in problem for problem in reader.problems()] == [True]
 
 
 @pytest.mark.parametrize("table", ["metrics", "series", "custom_statistics", "values", "steps", "dependencies"])
@@ -104,15 +104,15 @@ def test_a_sound_run_has_no_problem_and_a_killed_writer_is_none(tmp_path: Path, 
     run = recorded(tmp_path / "run", compacted=compacted)
     reader = Reader(run)
     assert steps_of(reader) == set(range(6))
-    assert reader.damage() == []
+    assert reader.problems() == []
     with start("writing", run, 10, 100_000, 10**9) as writer:
         assert writer.stdout is not None
         writer.stdout.readline()
         writer.kill()
     check_numbers(reader)
-    assert reader.damage() == []
+    assert reader.problems() == []
     assert compact(run).done
-    assert Reader(run).damage() == []
+    assert Reader(run).problems() == []
 
 
 @pytest.mark.parametrize(
@@ -133,7 +133,7 @@ def test_what_is_missing_or_cut_is_named_and_the_run_is_not_compacted(tmp_path: 
     before = files_of(run)
     reader = Reader(run)
     assert steps_of(reader) <= set(range(6))
-    assert any(words in problem for problem in reader.damage())
+    assert any(words in problem for problem in reader.problems())
     with pytest.raises(StoreError, match="is not compacted, and nothing was changed"):
         compact(run)
     assert files_of(run) == before
@@ -145,7 +145,7 @@ def test_a_segment_in_the_place_of_another_is_left_out(tmp_path: Path) -> None:
         shutil.copy(source, run / "segments/moments/r0-s1-000001.arrow")
         reader = Reader(run)
         assert steps_of(reader) == {3, 4, 5}
-        assert "its name does not fit its content" in reader.damage()[0]
+        assert "its name does not fit its content" in reader.problems()[0]
 
 
 def test_a_changed_key_in_live_json_is_noticed_and_nothing_is_deleted(tmp_path: Path) -> None:
@@ -164,7 +164,7 @@ def test_a_table_that_live_json_lacks_or_that_is_not_known_stops_compaction(tmp_
     tables = json.loads((run / "live.json").read_bytes())["tables"]
     forge(run / "live.json", tables={**tables, "mOments": tables["moments"]})
     before = files_of(run)
-    assert any("names a table 'mOments'" in problem for problem in Reader(run).damage())
+    assert any("names a table 'mOments'" in problem for problem in Reader(run).problems())
     with pytest.raises(StoreError, match="mOments"):
         compact(run)
     assert files_of(run) == before
@@ -293,7 +293,7 @@ def test_a_compressed_batch_is_not_decoded(tmp_path: Path) -> None:
     path.write_bytes(content[:head_end] + framed(memoryview(message)) + message.to_pybytes())
     reader = Reader(run)
     assert {row["step"] for row in reader.metrics().to_pylist()} == {3, 4, 5}
-    assert "no plain record batch" in reader.damage()[0]
+    assert "no plain record batch" in reader.problems()[0]
 
 
 @pytest.mark.parametrize(("bomb", "words"), [("rows", "claims 2000000 rows"), ("texts", "encoded in a way")])
@@ -318,7 +318,7 @@ def test_a_part_that_would_take_much_memory_is_not_decoded(tmp_path: Path, bomb:
     sign_part(run, "metrics", part.name, chunks(part.read_bytes()), rows)
     reader = Reader(run)
     assert {row["step"] for row in reader.metrics().to_pylist()} == {3, 4, 5}
-    assert words in reader.damage()[0]
+    assert words in reader.problems()[0]
 
 
 @pytest.mark.parametrize("value", [float("inf"), 10**400, "1" * 10, None, [1], float("nan")])
@@ -361,7 +361,7 @@ def test_a_file_cut_while_it_is_read_ends_no_process(tmp_path: Path) -> None:
 def test_segments_beyond_the_memory_they_may_take_are_read_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sources, "_HELD", sources._Held(1))
+    monkeypatch.setattr(sources._IN_MEMORY, "_limit", 1)
     loaded: list[str] = []
     again = Segment._read_again
 
@@ -449,7 +449,7 @@ def test_a_recorder_killed_while_it_makes_the_folder_can_be_resumed(tmp_path: Pa
         put_steps(sink, [1])
         sink.close()
         reader = Reader(run)
-        assert (steps_of(reader), reader.damage()) == ({1}, [])
+        assert (steps_of(reader), reader.problems()) == ({1}, [])
         if code == 0:
             break
     assert code == 0 and fatal > 20

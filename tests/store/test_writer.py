@@ -214,7 +214,7 @@ def test_every_series_row_is_written_before_the_rows_that_use_it(tmp_path: Path)
         if step % 4 == 0:
             assert sink.flush()
         reader.moments()
-        assert set(reader.problems.values()) == {0}
+        assert set(reader.left_out.values()) == {0}
     sink.close()
 
 

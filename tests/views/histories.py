@@ -6,7 +6,7 @@ import numpy as np
 
 from layerscope.model import summary_spec
 from layerscope.model.records import Floats
-from layerscope.query.run_tables import History
+from layerscope.query.history import History
 from layerscope.stats import derived
 from layerscope.stats.kernel import summarize
 

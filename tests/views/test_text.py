@@ -12,8 +12,8 @@ import pyarrow as pa
 from rich.console import Console, RenderableType
 
 from layerscope.model.text import number_text, quantity
-from layerscope.query.run_tables import RunTables
 from layerscope.query.tables import Table
+from layerscope.store.reader import Reader
 from layerscope.views import terminal
 from tests.server.runs import write_run
 
@@ -34,7 +34,7 @@ def statistics(sites: list[str]) -> Table:
 
 
 def test_an_overview_names_the_run_its_metrics_and_its_sites(tmp_path: Path) -> None:
-    told = printed(terminal.overview(RunTables(write_run(tmp_path / "first", site="net.0[bold]"))))
+    told = printed(terminal.overview(Reader(write_run(tmp_path / "first", site="net.0[bold]"))))
     assert "first  finished  5 steps, the last is 4" in told
     assert "loss" in told
     assert "█" in told

@@ -20,8 +20,8 @@ from layerscope.diagnose.rules import check
 from layerscope.errors import LayerscopeError, MissingError, StoreError
 from layerscope.model.text import quantity
 from layerscope.query.discover import find_runs
-from layerscope.query.run_tables import RunTables
 from layerscope.query.tables import Table
+from layerscope.runs import Run
 from layerscope.server.background import compact_aside
 from layerscope.server.one_file import report
 from layerscope.server.serve import PageServer, announce, open_page
@@ -120,9 +120,9 @@ def show(options: argparse.Namespace) -> int:
     """Print the overview of a run or of each run, or the table asked for; the exit code."""
 
     def one(path: Path, several: bool) -> None:  # noqa: FBT001  what `each_run` calls
-        run = RunTables(path)
+        run = Run(path)
         if not (options.sql or options.sites or options.kind or options.stat or options.context is not None):
-            console().print(terminal.overview(run))
+            console().print(terminal.overview(run.reader))
             return
         if options.sql:
             content = run.sql(options.sql)

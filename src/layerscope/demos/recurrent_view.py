@@ -14,13 +14,13 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from matplotlib.figure import Figure
 
+    import layerscope as ls
     from layerscope.model.records import Floats
     from layerscope.query.named_tensors import NamedTensors
-    from layerscope.query.run_tables import RunTables
     from layerscope.query.tensor_query import TensorSelection
 
 
-def view(selection: TensorSelection, run: RunTables) -> Figure | pa.Table | str:
+def view(selection: TensorSelection, run: ls.Run) -> Figure | pa.Table | str:
     """The sums of the chosen sample after each iteration of the chosen step, and what the network answered."""
     named, step = run.named(), selection.step
     passes = dict(zip(named.steps()["step"], named.steps()["iterations"], strict=True))[step]

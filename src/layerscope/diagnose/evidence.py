@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -13,10 +13,10 @@ import numpy as np
 import pyarrow as pa
 
 from layerscope.diagnose.findings import Evidence
-from layerscope.model.records import CallGraph, Floats, Ints, Kind, Mode, name_in
-from layerscope.query.tables import rows_of_each
-from layerscope.store.columns import values
-from layerscope.store.reader import Reader
+from layerscope.model.records import CallGraph, Flags, Floats, Ints, Kind, Mode, name_in
+from layerscope.query.history import History, read_history
+from layerscope.query.run_tables import open_run
+from layerscope.query.tables import curves_by_name
 
 FEWEST_STEPS = 8  # recorded ones: with fewer, a median over time says little
 BEGINNING = 5  # steps that stand for the level at the start
@@ -71,16 +71,12 @@ class RunEvidence:
     """One run as rules see it. `until` is set once it is known: from that step on nothing but the cause counts."""
 
     def __init__(self, folder: Path) -> None:
-        self.reader = Reader(folder)
-        self.series: list[dict[str, Any]] = self.reader.series().to_pylist()  # Any: numbers, texts and a shape
+        self.reader = open_run(folder)
+        self._series = self.reader.series()
+        self.series: list[dict[str, Any]] = self._series.to_pylist()  # Any: numbers, texts and a shape
         self.kinds = {Kind(row["kind"]) for row in self.series}
         self.until: int | None = None
         self._known: dict[Kind, KindHistories] = {}
-
-    @cached_property
-    def known(self) -> dict[tuple[int, int], dict[str, Any]]:
-        """The series by rank and number."""
-        return {(row["rank"], row["series"]): row for row in self.series}
 
     @cached_property
     def graph(self) -> CallGraph:
@@ -98,23 +94,30 @@ class RunEvidence:
         return self.classes.get(path) or self.classes.get(path.rpartition(".")[0], "")
 
     def called(self, site: str, context: str = "") -> str:
-        """A site as sentences name it: with its class, for a number in a Sequential tells nothing, and its context."""
+        """A site as sentences name it: with its class, for a number in a Sequential says nothing, and its context."""
         name = self.class_of(site)
         return f"{site!r}{f' ({name})' if name else ''}{f' in context {context!r}' if context else ''}"
 
     @cached_property
-    def finiteness(self) -> pa.Table:
-        """Of every row how many elements it has, and how many of them are finite."""
-        return self.reader.moments(None, None, ["count", "finite"])
+    def finiteness(self) -> History:
+        """Of every series and step how many elements there were, and how many of them were finite."""
+        return read_history(self.reader, self._series, columns=("count", "finite"))
 
     @cached_property
     def recorded(self) -> Ints:
         """The steps of which summaries were recorded."""
-        return np.unique(values(self.finiteness["step"]))
+        return np.unique(self.finiteness.steps)
+
+    def moments(self, rows: Flags, columns: tuple[str, ...]) -> History:
+        """Moments of the series and steps that some rows of `finiteness` are of; owners are rows of `series`."""
+        owners = np.unique(self.finiteness.owner[rows])
+        steps = np.unique(self.finiteness.steps[rows])
+        history = read_history(self.reader, self._series.take(pa.array(owners)), steps, columns=columns)
+        return replace(history, owner=owners[history.owner])
 
     @cached_property
     def skipped(self) -> dict[int, str]:
-        """The recorded steps whose update was not made, and what was said about each."""
+        """The recorded steps whose update was not made, and the message about each."""
         rows = self.reader.events().select(["step", "level", "text"]).to_pylist()
         return {row["step"]: row["text"] for row in rows if row["level"] == "skipped"}
 
@@ -129,13 +132,8 @@ class RunEvidence:
 
     @cached_property
     def _losses(self) -> dict[str, tuple[Ints, Floats]]:
-        table = self.reader.metrics()
-        steps, numbers = values(table["step"]), values(table["value"])
-        return {
-            name: (steps[mine], numbers[mine])
-            for (name,), mine in rows_of_each(table, "name").items()
-            if "loss" in name.lower() and "scale" not in name.lower()
-        }
+        curves = curves_by_name(self.reader.metrics())
+        return {name: curve for name, curve in curves.items() if "loss" in name.lower() and "scale" not in name.lower()}
 
     @property
     def steps(self) -> Ints:
@@ -146,41 +144,57 @@ class RunEvidence:
         """The histories of a kind in training mode, up to where something was not finite."""
         if kind not in self._known:
             steps = self.steps if kind in UNTHINNED else _thinned(self.steps)
-            chosen = [row for row in self._chosen(kind) if row["mode"] == Mode.TRAIN.value]
-            numbers = np.array([row["series"] for row in chosen], np.int32)
-            wanted = None if len(steps) == len(self.recorded) else steps
-            table = self.reader.moments(numbers, wanted, COLUMNS[kind])
-            self._known[kind] = _matrices(table, chosen, steps, COLUMNS[kind])
+            rows = self._of_kind(kind, Mode.TRAIN)
+            read = None if len(steps) == len(self.recorded) else steps
+            history = read_history(self.reader, self._series.take(pa.array(rows)), read, columns=COLUMNS[kind])
+            self._known[kind] = self._matrices(rows, history, steps, COLUMNS[kind])
         return self._known[kind]
 
-    def own(self, kind: Kind, name: str) -> KindHistories:
+    def custom(self, kind: Kind, name: str) -> KindHistories:
         """One custom statistic of a kind, thinned out."""
-        steps = _thinned(self.steps)
-        chosen = self._chosen(kind)
-        table = self.reader.custom_statistics(np.array([row["series"] for row in chosen], np.int32), steps, [name])
-        return _matrices(table.append_column(name, table.column("value")), chosen, steps, (name,))
+        steps, rows = _thinned(self.steps), self._of_kind(kind)
+        history = read_history(self.reader, self._series.take(pa.array(rows)), steps, columns=None, custom=[name])
+        return self._matrices(rows, history, steps, (name,))
 
     def sampled(self, kind: Kind) -> list[str]:
         """The sites of which, in training mode, only a part of the elements was ever looked at."""
         return list(dict.fromkeys(place.site for place in self.histories(kind).places if not place.whole))
 
-    def _chosen(self, kind: Kind) -> list[dict[str, Any]]:
-        """The series of a kind; the shape of one is that of its first row, so later ones may be smaller than it."""
-        return [
-            {**row, "whole": not 0 < self._most_elements.get((row["rank"], row["series"]), 0) < math.prod(row["shape"])}
-            for row in self.series
-            if row["kind"] == kind.value
-        ]
+    def _of_kind(self, kind: Kind, mode: Mode | None = None) -> Ints:
+        """The rows of `series` that are of a kind."""
+        chosen = [row["kind"] == kind.value and (mode is None or row["mode"] == mode.value) for row in self.series]
+        return np.flatnonzero(chosen)
 
     @cached_property
-    def _most_elements(self) -> dict[tuple[int, int], int]:
-        """By rank and series, the most elements that one of its rows was made of."""
-        names = ("rank", "series", "count")
-        rank, number, count = (values(self.finiteness[name]).astype(np.int64) for name in names)
-        across = 1 + int(number.max(initial=0))
-        most = np.zeros((1 + int(rank.max(initial=0))) * across, np.int64)
-        np.maximum.at(most, rank * across + number, count)
-        return {divmod(key, across): elements for key, elements in enumerate(most.tolist())}
+    def _most_elements(self) -> list[int]:
+        """For each series the most elements that one of its rows was made of."""
+        most = np.zeros(len(self.series), np.int64)
+        np.maximum.at(most, self.finiteness.owner, self.finiteness.moments["count"].astype(np.int64))
+        return most.tolist()
+
+    def _matrices(self, rows: Ints, history: History, steps: Ints, columns: tuple[str, ...]) -> KindHistories:
+        """One row for each tensor and context; series that differ in the data type only are one history."""
+        places: dict[tuple[object, ...], tuple[int, SeriesInfo]] = {}
+        matrix_row = np.zeros(len(rows), np.int64)
+        for index, number in enumerate(rows.tolist()):
+            row = self.series[number]
+            key = tuple(row[name] for name in ("rank", "site", "port", "phase", "context"))
+            matrix_row[index] = places.setdefault(key, (len(places), self._info(number)))[0]
+        matrices = {name: np.full((len(places), len(steps)), np.nan) for name in columns}
+        for name, matrix in matrices.items():
+            owner, of_step, values = history.points(name)
+            column = np.searchsorted(steps, of_step)
+            inside = column < len(steps)  # not recorded after the steps were listed
+            matrix[matrix_row[owner[inside]], column[inside]] = values[inside]
+        return KindHistories(tuple(place for _, place in places.values()), steps, matrices)
+
+    def _info(self, number: int) -> SeriesInfo:
+        """What a row of `series` is; its shape is that of its first summary, so later ones may be smaller than it."""
+        row = self.series[number]
+        shape = tuple(row["shape"])
+        whole = not 0 < self._most_elements[number] < math.prod(shape)
+        names = (row["site"], row["port"], Kind(row["kind"]), row["phase"], row["dtype"])
+        return SeriesInfo(*names, shape, row["series"], whole, row["context"])
 
 
 def medians(matrix: Floats) -> Floats:
@@ -195,25 +209,3 @@ def _thinned(steps: Ints) -> Ints:
     if len(steps) <= MOST_STEPS:
         return steps
     return steps[np.linspace(0, len(steps) - 1, MOST_STEPS).astype(np.int64)]
-
-
-def _matrices(table: pa.Table, series: list[dict[str, Any]], steps: Ints, columns: tuple[str, ...]) -> KindHistories:
-    """One row for each tensor and context; series that differ in the data type only are one history."""
-    places: dict[tuple[object, ...], tuple[int, SeriesInfo]] = {}
-    ranks = values(table["rank"]).astype(np.int64)  # they number their series each for itself
-    most = 1 + max((row["series"] for row in series), default=0)
-    row_of = np.full((1 + max((*(row["rank"] for row in series), ranks.max(initial=0)))) * most, -1, np.int64)
-    for row in series:
-        key = tuple(row[name] for name in ("rank", "site", "port", "phase", "context"))
-        number, shape = row["series"], tuple(row["shape"])
-        names = (row["site"], row["port"], Kind(row["kind"]), row["phase"], row["dtype"])
-        place = SeriesInfo(*names, shape, number, row["whole"], row["context"])
-        row_of[row["rank"] * most + number] = places.setdefault(key, (len(places), place))[0]
-    at = row_of[ranks * most + values(table["series"])]
-    time = np.searchsorted(steps, values(table["step"]))
-    inside = (at >= 0) & (time < len(steps))  # not another rank's number, nor recorded after the steps were listed
-    matrices = {}
-    for name in columns:
-        matrices[name] = np.full((len(places), len(steps)), np.nan)
-        matrices[name][at[inside], time[inside]] = values(table[name])[inside]
-    return KindHistories(tuple(place for _, place in places.values()), steps, matrices)

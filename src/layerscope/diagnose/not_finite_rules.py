@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
-import pyarrow as pa
 
 from layerscope.diagnose.evidence import RunEvidence
 from layerscope.diagnose.findings import Evidence, Finding, Severity, figure
-from layerscope.model.records import Flags, Ints, Kind
-from layerscope.store.columns import flags, values
+from layerscope.model.records import Flags, Floats, Ints, Kind
 
 #: Within a step the forward comes first, then the backward, what the optimizer applied, and what it left behind.
 STAGES = (
@@ -48,6 +46,7 @@ class Broken(NamedTuple):
     kind: Kind
     step: int
     rank: int
+    mode: str
     context: str
     elements: int
     nan: int
@@ -101,8 +100,8 @@ def _passed_back(recording: RunEvidence, broken: list[Broken]) -> str:
     origin = broken[0]
     if origin.kind is not Kind.OUTPUT_GRAD:
         return ""
-    wanted = (Kind.OUTPUT_GRAD.value, origin.context)
-    seen = {row["site"] for row in recording.series if (row["kind"], row["context"]) == wanted}
+    same = (Kind.OUTPUT_GRAD.value, origin.context)
+    seen = {row["site"] for row in recording.series if (row["kind"], row["context"]) == same}
     ill = {each.site for each in broken if each.context == origin.context}
     takers = dict.fromkeys(edge.target for edge in recording.graph.edges if edge.source == origin.site)
     sound = [site for site in takers if site in seen and site not in ill]
@@ -121,14 +120,13 @@ def _may_be_the_data(recording: RunEvidence, origin: Broken) -> bool:
     stage, number = origin.place
     if stage != 0 or Kind.INPUT in recording.kinds:
         return False
-    table = recording.finiteness
-    same = (values(table["step"]) == origin.step) & (values(table["rank"]) == origin.rank)
-    setting = (recording.known[origin.rank, number]["mode"], origin.context)
-    ran = [recording.known.get((origin.rank, each)) for each in values(table["series"])[same].tolist()]
+    finiteness = recording.finiteness
+    ran = [recording.series[each] for each in np.unique(finiteness.owner[finiteness.steps == origin.step]).tolist()]
+    setting = (origin.rank, origin.mode, origin.context)
     forward = [
         row["series"]
         for row in ran
-        if row and (row["mode"], row["context"]) == setting and STAGE[Kind(row["kind"])] == 0
+        if (row["rank"], row["mode"], row["context"]) == setting and STAGE[Kind(row["kind"])] == 0
     ]
     return bool(number == min(forward, default=number))
 
@@ -138,65 +136,70 @@ def _first_broken(recording: RunEvidence) -> list[Broken]:
     bad = _bad(recording)
     if not bad.any():
         return []
-    rows = _suspects(recording, bad)
-    steps, series = values(rows["step"]), _series(rows)
+    rows = _NotFinite.read(recording, bad)
+    skipped = np.isin(rows.steps, list(recording.skipped)) & rows.are(recording, GRADIENTS)  # by AMP
+    rows = rows.where(~skipped)
     lost = [known[~np.isfinite(loss)] for known, loss in recording.losses.values()]
-    may_be_mask = _are(MASKS, recording, series) & (values(rows["nan"]) == 0) & (values(rows["pos_inf"]) == 0)
-    worst = ~may_be_mask | np.isin(steps, np.concatenate([*lost, np.zeros(0, np.int64)]))
+    nan, pos_inf, _ = rows.counts
+    may_be_mask = rows.are(recording, MASKS) & (nan == 0) & (pos_inf == 0)
+    worst = ~may_be_mask | np.isin(rows.steps, np.concatenate([*lost, np.zeros(0, np.int64)]))
     if not worst.any():
         return []
-    first = steps[worst].min()
-    masked = may_be_mask & np.isin(series, series[steps < first])
-    return sorted(_broken(recording, row) for row in rows.filter(flags((steps == first) & ~masked)).to_pylist())
+    first = rows.steps[worst].min()
+    masked = may_be_mask & np.isin(rows.owner, rows.owner[rows.steps < first])
+    return rows.where((rows.steps == first) & ~masked).broken(recording)
 
 
 def broken_gradients(recording: RunEvidence, since: int, until: int) -> list[Broken]:
     """The gradients that were not finite in the first of some steps that has any, in the order of execution."""
-    steps = values(recording.finiteness["step"])
-    rows = _read(recording, _bad(recording) & (steps >= since) & (steps <= until))
-    rows = rows.filter(flags(_are(GRADIENTS, recording, _series(rows))))
-    first = values(rows["step"]) == values(rows["step"]).min(initial=until)
-    return sorted(_broken(recording, row) for row in rows.filter(flags(first)).to_pylist())
+    steps = recording.finiteness.steps
+    rows = _NotFinite.read(recording, _bad(recording) & (steps >= since) & (steps <= until))
+    rows = rows.where(rows.are(recording, GRADIENTS))
+    return rows.where(rows.steps == rows.steps.min(initial=until)).broken(recording)
 
 
 def _bad(recording: RunEvidence) -> Flags:
-    table = recording.finiteness
-    return np.asarray(values(table["count"]) != values(table["finite"]))
+    moments = recording.finiteness.moments
+    return np.asarray(moments["count"] != moments["finite"])
 
 
-def _suspects(recording: RunEvidence, bad: Flags) -> pa.Table:
-    """What is not finite in the bad rows; without gradients of steps that AMP skipped."""
-    rows = _read(recording, bad)
-    series = _series(rows)
-    skipped = np.isin(values(rows["step"]), list(recording.skipped)) & _are(GRADIENTS, recording, series)
-    return rows.filter(flags(_are(tuple(Kind), recording, series) & ~skipped))
+class _NotFinite(NamedTuple):
+    """Rows of moments with elements that are not finite."""
+
+    owner: Ints  # row of the table of series
+    steps: Ints
+    elements: Floats
+    counts: tuple[Floats, ...]  # of NaN, Inf and -Inf
+
+    @staticmethod
+    def read(recording: RunEvidence, bad: Flags) -> _NotFinite:
+        """What is not finite in rows of `finiteness`."""
+        history = recording.moments(bad, COLUMNS)
+        elements, *counts = (history.moments[name] for name in COLUMNS)
+        rows = _NotFinite(history.owner, history.steps, elements, tuple(counts))
+        return rows.where(np.any([count > 0 for count in counts], axis=0))
+
+    def where(self, rows: Flags) -> _NotFinite:
+        """Some of the rows."""
+        counts = tuple(count[rows] for count in self.counts)
+        return _NotFinite(self.owner[rows], self.steps[rows], self.elements[rows], counts)
+
+    def are(self, recording: RunEvidence, kinds: tuple[Kind, ...]) -> Flags:
+        """Which rows are of the kinds."""
+        of_kinds = np.array([row["kind"] in kinds for row in recording.series], np.bool_)
+        return np.asarray(of_kinds[self.owner])
+
+    def broken(self, recording: RunEvidence) -> list[Broken]:
+        """The rows as records, in the order of execution."""
+        columns = (self.owner, self.steps, self.elements, *self.counts)
+        return sorted(_broken(recording.series[row], *map(int, rest)) for row, *rest in zip(*columns, strict=True))
 
 
-def _read(recording: RunEvidence, bad: Flags) -> pa.Table:
-    """What is not finite in the bad rows."""
-    table = recording.finiteness
-    numbers, steps = np.unique(values(table["series"])[bad]), np.unique(values(table["step"])[bad])
-    rows = recording.reader.moments(numbers, steps, COLUMNS)
-    return rows.filter(flags(np.any([values(rows[name]) > 0 for name in COLUMNS[1:]], axis=0)))
-
-
-def _series(rows: pa.Table) -> Ints:
-    """One number for rank and series of each row."""
-    return values(rows["rank"]).astype(np.int64) << 32 | values(rows["series"])
-
-
-def _are(kinds: tuple[Kind, ...], recording: RunEvidence, series: Ints) -> Flags:
-    """Which rows are of the kinds; one that was first recorded since the series were listed is of none."""
-    chosen = [rank << 32 | number for (rank, number), row in recording.known.items() if row["kind"] in kinds]
-    return np.isin(series, np.array(chosen, np.int64))
-
-
-def _broken(recording: RunEvidence, row: dict[str, int]) -> Broken:
-    series = recording.known[row["rank"], row["series"]]
-    kind = Kind(series["kind"])
-    turn = -row["series"] if kind is Kind.WEIGHT_GRAD else row["series"]  # backward reaches the last ones first
-    numbers = (int(row[name]) for name in COLUMNS)
-    return Broken((STAGE[kind], turn), series["site"], kind, row["step"], row["rank"], series["context"], *numbers)
+def _broken(series: dict[str, Any], step: int, *numbers: int) -> Broken:  # Any: a row of the table of series
+    kind, turn = Kind(series["kind"]), series["series"]
+    turn = -turn if kind is Kind.WEIGHT_GRAD else turn  # backward reaches the last ones first
+    names = (series["site"], kind, step, series["rank"], series["mode"], series["context"])
+    return Broken((STAGE[kind], turn), *names, *numbers)
 
 
 def loss_not_finite(recording: RunEvidence) -> Iterator[Finding]:

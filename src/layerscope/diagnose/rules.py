@@ -14,7 +14,6 @@ from layerscope.diagnose.not_finite_rules import loss_not_finite, not_finite
 from layerscope.diagnose.output_rules import dead_units
 from layerscope.diagnose.weight_rules import stuck_weights, update_ratio, zero_gradients
 from layerscope.model.records import Kind
-from layerscope.query.run_tables import problems_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +115,7 @@ def check(folder: Path) -> Diagnosis:
     not_checked = tuple(NotChecked(name, reason) for name, reason in lacking.items())
     sites = {site for found in findings for site in (found.site, *(each.site for each in found.evidence))}
     classes = {site: name for site in sorted(sites) if (name := recording.class_of(site))}
-    last_step, problems = recording.reader.last_step, tuple(problems_of(recording.reader))
+    last_step, problems = recording.reader.last_step, tuple(recording.reader.problems())
     return Diagnosis(by_cause(findings), not_checked, len(checked), last_step, classes, problems)
 
 

@@ -171,7 +171,7 @@ def zero_gradients(recording: RunEvidence) -> Iterator[Finding]:
 
 def update_ratio(recording: RunEvidence) -> Iterator[Finding]:
     """Updates so large that weights cannot settle, or so small that they do not get anywhere."""
-    found = recording.own(Kind.UPDATE, UPDATE_RATIO)
+    found = recording.custom(Kind.UPDATE, UPDATE_RATIO)
     # Biases begin near 0: their first updates are large against them, and right.
     found = found.where(len(place.shape) > 1 for place in found.places)
     ratios = found.moments[UPDATE_RATIO]

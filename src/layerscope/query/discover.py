@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from layerscope.errors import StoreError
-from layerscope.store.format import RUN
+from layerscope.store.reader import RUN
 
 DEPTH = 3  # project/experiment/run: deeper trees are somebody's data set, not a project
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
 from itertools import accumulate
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -13,12 +14,11 @@ import pyarrow as pa
 from layerscope.model import summary_spec
 from layerscope.model.records import Flags, Floats, Ids, Ints
 from layerscope.query import tables as rows
+from layerscope.query.history import read_history
 from layerscope.stats import derived
-from layerscope.store.columns import Numbers, filled, values
-from layerscope.store.reader import Reader
-from layerscope.store.row_filter import places
-from layerscope.store.sources import TableSource, in_threads
+from layerscope.store.reader import Reader, TableSource, in_threads
 
+Numbers = npt.NDArray[Any]  # of any type that a column has
 Cells = npt.NDArray[np.float32]
 States = npt.NDArray[np.uint8]
 
@@ -112,7 +112,7 @@ def matrix(reader: Reader, question: Question, layout: Callable[[], Layout] | No
     Who has several questions about the same tensors keeps what `laid_out` gives; the matrix then is as of that time.
     """
     if question.stat not in derived.STATS:
-        return _own_statistic(reader, question)
+        return _custom_statistic(reader, question)
     laid = laid_out(reader, question) if layout is None else layout()
     cells = np.full(laid.states.shape, np.nan, np.float32)
     needed = rows.columns_for([question.stat])
@@ -130,14 +130,14 @@ def matrix(reader: Reader, question: Question, layout: Callable[[], Layout] | No
                 if table.num_rows < most:
                     raise _LostError
                 rows_then = min((len(known) for known in of.values()), default=table.num_rows)  # it may have grown
-                of.update({each: values(table[each])[:rows_then].astype(np.float64, copy=False) for each in names})
+                of.update({each: _numbers(table[each])[:rows_then].astype(np.float64, copy=False) for each in names})
             return of[name]
 
         try:
-            found = _narrow(derived.statistic(question.stat, column))
+            values = _narrow(derived.statistic(question.stat, column))
         except _LostError:  # the problems of the run name what is damaged
             return
-        cells.reshape(-1)[place] = found[: len(place)] if row is None else found[row]
+        cells.reshape(-1)[place] = values[: len(place)] if row is None else values[row]
 
     in_threads(fill, list(laid.rows))
     states = laid.states.copy()
@@ -147,7 +147,7 @@ def matrix(reader: Reader, question: Question, layout: Callable[[], Layout] | No
 
 def laid_out(reader: Reader, question: Question) -> Layout:
     """The layout of the tensors that are asked about, whatever the statistic."""
-    tensors, column_of = _columns(reader, question)
+    tensors, column_of, _ = _columns(reader, question)
     numbers = np.flatnonzero(column_of >= 0).astype(np.int32)
     pieces = reader.moment_pieces(numbers)
     found = in_threads(lambda piece: _rows_of(piece, column_of >= 0, question.rank), pieces)
@@ -163,21 +163,21 @@ def laid_out(reader: Reader, question: Question) -> Layout:
     return Layout(tensors, steps, states, _that_count(found, places, states))
 
 
-def _columns(reader: Reader, question: Question) -> tuple[tuple[tuple[str, str], ...], Ids]:
-    """The tensors that are asked about, and the column of each series' tensor, -1 for that of another one."""
+def _columns(reader: Reader, question: Question) -> tuple[tuple[tuple[str, str], ...], Ids, pa.Table]:
+    """The tensors that are asked about, the column of each series' tensor (-1 for others), and the series."""
     series = reader.series()
     words = ("kind", "mode", "context")
     mine = np.logical_and.reduce([rows.are(series, word, getattr(question, word)) for word in words])
-    chosen = series.filter(pa.array(mine & (values(series["rank"]) == question.rank)))
+    chosen = series.filter(pa.array(mine & (rows.ints(series, "rank") == question.rank)))
     of_series = list(zip(chosen["site"].to_pylist(), chosen["port"].to_pylist(), strict=True))
     paths = dict.fromkeys(path for site in dict.fromkeys(series["site"].to_pylist()) for path in _paths(site))
     first = {path: at for at, path in enumerate(paths)}
     tensors = tuple(sorted(dict.fromkeys(of_series), key=lambda tensor: [first[path] for path in _paths(tensor[0])]))
     place = {tensor: at for at, tensor in enumerate(tensors)}
-    numbers = values(chosen["series"])
+    numbers = rows.ints(chosen, "series")
     column_of = np.full(2 + int(numbers.max(initial=0)), -1, np.int32)  # one more, for all larger numbers
     column_of[numbers] = [place[tensor] for tensor in of_series]
-    return tensors, column_of
+    return tensors, column_of, chosen
 
 
 def _paths(site: str) -> Iterator[str]:
@@ -191,19 +191,24 @@ def _rows_of(piece: TableSource, among: Flags, rank: int) -> _Rows:
     finite = all(alike.get(name) == 0 for name in _NOT_FINITE)
     needed = ("rank", "session", "step", "series", "alias", *(() if finite else _NOT_FINITE))
     table = piece.read([name for name in needed if name not in alike])
-    series = values(table["series"])
+    series = _numbers(table["series"])
 
     def column(name: str) -> Numbers:
         """The numbers of a column, -1 for none; what is alike takes no memory."""
         if name not in alike:
-            return filled(table[name])
+            return _numbers(table[name], -1)
         known = alike[name]
         return np.broadcast_to(np.int32(-1 if known is None else known), len(series))
 
     states = np.broadcast_to(np.uint8(VALUE), len(series)) if finite else _states(*map(column, _NOT_FINITE))
     row = np.arange(len(series), dtype=np.int32)
-    found = _Rows(piece, row, column("session"), values(table["step"]), series, column("alias"), states)
+    found = _Rows(piece, row, column("session"), _numbers(table["step"]), series, column("alias"), states)
     return found.part(among.take(series, mode="clip") & (column("rank") == rank))
+
+
+def _numbers(column: pa.ChunkedArray, null: int = 0) -> Numbers:
+    """A column of numbers, with a number for null."""
+    return np.asarray((column.fill_null(null) if column.null_count else column).to_numpy())
 
 
 def _states(nan: Numbers, pos_inf: Numbers, neg_inf: Numbers) -> States:
@@ -221,14 +226,17 @@ def _followed(reader: Reader, asked: _Rows, rank: int) -> Iterator[_Rows]:
     aliases = asked.part(are_aliases)
     among = np.zeros(2 + int(aliases.alias.max()), np.bool_)
     among[aliases.alias] = True
+    keys = ("session", "step", "series")
+    named = pa.table([aliases.session, aliases.steps, aliases.alias, aliases.series], [*keys, "alias"])
     for piece in reader.moment_pieces(np.flatnonzero(among)):
         if piece.file is asked.piece.file:
             sources = _rows_of(piece, among, rank)
             sources = sources.part(sources.alias < 0)
-            at = places(
-                (aliases.session, aliases.steps, aliases.alias), (sources.session, sources.steps, sources.series)
+            at = np.arange(len(sources.row))
+            resolved = named.join(
+                pa.table([sources.session, sources.steps, sources.series, at], [*keys, "at"]), keys, join_type="inner"
             )
-            yield replace(sources.part(at[at >= 0]), series=aliases.series[at >= 0])
+            yield replace(sources.part(resolved["at"].to_numpy()), series=resolved["alias"].to_numpy())
 
 
 def _by_session(found: _Rows) -> list[_Rows]:
@@ -262,17 +270,16 @@ def _joined(arrays: list[Numbers]) -> Numbers:
     return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
 
 
-def _own_statistic(reader: Reader, question: Question) -> Matrix:
-    tensors, column_of = _columns(reader, question)
-    table = reader.custom_statistics(np.flatnonzero(column_of >= 0), None, [question.stat])
-    table = table.filter(pa.array(values(table["rank"]) == question.rank))
-    own, step = values(table["value"]), values(table["step"])
-    steps = _distinct(step)
+def _custom_statistic(reader: Reader, question: Question) -> Matrix:
+    tensors, column_of, series = _columns(reader, question)
+    points = read_history(reader, series, columns=None, custom=[question.stat]).points(question.stat)
+    steps = _distinct(points.steps)
     shape = (len(steps), len(tensors))
     cells, states = np.full(shape, np.nan, np.float32), np.zeros(shape, np.uint8)
-    at = _at(step, steps, np.arange(len(steps)) * len(tensors)) + column_of[values(table["series"])]
-    cells.reshape(-1)[at] = _narrow(own)
-    states.reshape(-1)[at] = np.select([np.isnan(own), np.isinf(own)], [NAN, INF], VALUE)
+    numbers = rows.ints(series, "series")[points.owner]
+    at = _at(points.steps, steps, np.arange(len(steps)) * len(tensors)) + column_of[numbers]
+    cells.reshape(-1)[at] = _narrow(points.values)
+    states.reshape(-1)[at] = np.select([np.isnan(points.values), np.isinf(points.values)], [NAN, INF], VALUE)
     return Matrix(question, tensors, steps, cells, states)
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -12,12 +13,14 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from layerscope.model import summary_spec
+from layerscope.model.lru_cache import LRUCache
 from layerscope.model.records import (
     BATCH_STATISTICS,
     SAMPLE_STATISTICS,
     Dependencies,
     Flags,
     Floats,
+    Ids,
     Ints,
     Kind,
     StepInfo,
@@ -25,16 +28,27 @@ from layerscope.model.records import (
     gradient_port,
 )
 from layerscope.query import tables
+from layerscope.query.history import HistoryCache, SeriesNumbers
 from layerscope.query.tables import Table
-from layerscope.query.tensor_history import KeptValues, LRUCache, Numbers, Statistics, ValueBlock, of_rank
 from layerscope.stats import derived
-from layerscope.store.reader import Reader
-from layerscope.store.record_batches import numbers_of
+from layerscope.store.reader import Reader, arrays_of, numbers_of
 
 _LARGE = 1e150  # squares of larger numbers leave float64
+_SERIES = 64  # whose values are cached
+_SERIES_BYTES = 2 << 20  # of values at all steps, beyond which they are read step by step
+_BYTES_AT_ONCE = 32 << 20
+_STEPS = 32  # whose values are cached, of series that are larger
 Sampled = tuple[
     Ints, Ints, dict[str, Floats]
 ]  # steps, samples, and statistics by name: a row for each sample of a step
+
+
+@dataclass(frozen=True, slots=True)
+class KeptValues:
+    """The values of a named tensor at one step."""
+
+    samples: Ids  # which ones, by their places in the batch; none where the tensor has no batch
+    array: npt.NDArray[Any]  # as recorded, the samples first
 
 
 def statistics_of(samples: npt.NDArray[Any]) -> dict[str, Floats]:
@@ -122,6 +136,61 @@ def joined(parts: Sequence[Sampled]) -> Sampled:
     return steps, samples, columns
 
 
+class ValueCache:
+    """Kept values: those of a small series all at once, those of a large one step by step."""
+
+    def __init__(self, reader: Reader, rank: int, steps: Ints) -> None:
+        self._reader = reader
+        self._rank = rank
+        self._steps = steps
+        self._bytes: dict[SeriesNumbers, int] = {}  # of one step, where that was seen
+        self._series: LRUCache[SeriesNumbers, dict[int, KeptValues]] = LRUCache(_SERIES)
+        self._arrays: LRUCache[tuple[SeriesNumbers, int], KeptValues | None] = LRUCache(_STEPS)
+
+    def at(self, numbers: SeriesNumbers, step: int) -> KeptValues | None:
+        """The values at one step; of several series that have any, the last."""
+        if not numbers:
+            return None
+        if (numbers, step) not in self._arrays and self._is_small(numbers):
+            return self._whole(numbers).get(step)
+        kept = self._arrays.get((numbers, step), lambda: self._read(numbers, np.array([step])).get(step))
+        if kept is not None:
+            self._bytes[numbers] = kept.array.nbytes
+        return kept
+
+    def all(self, numbers: SeriesNumbers, steps: Ints | None = None) -> Iterator[dict[int, KeptValues]]:
+        """The values at every step, or at some, a bounded number of bytes at a time."""
+        chosen = self._steps if steps is None else steps
+        if self._is_small(numbers):
+            whole = self._whole(numbers)
+            yield whole if steps is None else {step: whole[step] for step in chosen.tolist() if step in whole}
+            return
+        first, at_once = 0, _STEPS
+        while numbers and first < len(chosen):
+            values = self._read(numbers, chosen[first : first + at_once])
+            yield values
+            first += at_once
+            size = max((kept.array.nbytes for kept in values.values()), default=0)
+            at_once = max(_BYTES_AT_ONCE // size, 1) if size else at_once
+
+    def _is_small(self, numbers: SeriesNumbers) -> bool:
+        return numbers in self._series or self._bytes.get(numbers, _SERIES_BYTES) * len(self._steps) < _SERIES_BYTES
+
+    def _whole(self, numbers: SeriesNumbers) -> dict[int, KeptValues]:
+        return self._series.get(numbers, lambda: self._read(numbers, None))
+
+    def _read(self, numbers: SeriesNumbers, steps: Ints | None) -> dict[int, KeptValues]:
+        table = of_rank(self._reader.values(list(numbers), steps), self._rank)
+        samples = [np.array(row, np.int32) for row in table["samples"].to_pylist()]
+        return dict(zip(tables.ints(table, "step").tolist(), map(KeptValues, samples, arrays_of(table)), strict=True))
+
+
+def of_rank(table: pa.Table, rank: int) -> pa.Table:
+    """The rows of one rank."""
+    ranks = tables.ints(table, "rank")
+    return table if (ranks == rank).all() else table.filter(pa.array(ranks == rank))
+
+
 _LISTS = {"graphs": pa.int64(), "samples": pa.int64(), "categories": pa.string(), "losses": pa.string()}
 _SAMPLED_KNOWN = 256  # tensors whose statistics of samples are held
 
@@ -139,9 +208,9 @@ class NamedTensors:
         self._rank = rank
         self._infos = {info.step: info for info in _infos(of_rank(reader.steps(), rank))}
         self._tables: dict[str | None, Table] = {}
-        self._statistics = Statistics(reader, rank, len(self._infos))
-        self._values = ValueBlock(reader, rank, np.array(sorted(self._infos), np.int64))
-        self._samples = LRUCache(_SAMPLED_KNOWN)
+        self._histories = HistoryCache(reader, of_rank(reader.series(), rank), len(self._infos))
+        self._values = ValueCache(reader, rank, np.array(sorted(self._infos), np.int64))
+        self._samples: LRUCache[SeriesNumbers, Sampled] = LRUCache(_SAMPLED_KNOWN)
 
     def steps(self, type: str | None = None) -> Table:
         """The steps in which tensors were named, or those of one type.
@@ -194,13 +263,13 @@ class NamedTensors:
         """
         numbers = self._numbers(name, role, iteration, loss)
         if sample is None or self._lacks_batch(numbers, step):
-            return self._statistics.of(numbers).at(step)
+            return self._histories.of(numbers).at(step)
         kept = self._values.at(numbers, step)
         if kept is not None and sample in kept.samples:
             place = int(np.flatnonzero(kept.samples == sample)[0])
             found = statistics_of(kept.array[place : place + 1])
             return {name: float(values[0]) for name, values in found.items()}
-        _, samples, columns = self._told(numbers, np.array([step]))
+        _, samples, columns = self._recorded_samples(numbers, np.array([step]))
         mine = samples == sample
         return {name: float(column[mine][-1]) for name, column in columns.items()} if mine.any() else {}
 
@@ -220,7 +289,7 @@ class NamedTensors:
         """The samples of a tensor at some steps: their kept values by step, and statistics kept in place of values."""
         numbers = self._numbers(name, role, iteration, loss)
         values = {step: kept for part in self._values.all(numbers, steps) for step, kept in part.items()}
-        return values, self._told(numbers, steps)
+        return values, self._recorded_samples(numbers, steps)
 
     def history(  # noqa: PLR0913 -- what tells one curve from another
         self,
@@ -236,15 +305,15 @@ class NamedTensors:
         numbers = self._numbers(name, role, iteration, loss)
         of_type = [step for step, info in self._infos.items() if type in (None, info.type)]
         if sample is None or self._lacks_batch_at(numbers, of_type):
-            steps, values = self._statistics.of(numbers).curve(statistic)
+            steps, values = self._histories.of(numbers).curve(statistic)
         else:
-            steps, samples, columns = self._samples.get_or(numbers, lambda: self._sampled(numbers))
+            steps, samples, columns = self._samples.get(numbers, lambda: self._sampled(numbers))
             mine = samples == sample
             steps, values = steps[mine], columns.get(statistic, np.full(len(steps), np.nan))[mine]
         shown = np.isin(steps, of_type)
         return steps[shown], values[shown]
 
-    def _numbers(self, name: str, role: str, iteration: int, loss: str | None) -> Numbers:
+    def _numbers(self, name: str, role: str, iteration: int, loss: str | None) -> SeriesNumbers:
         """The series of a tensor: of a recorded one, else of a parameter."""
         kind = Kind.TENSOR if loss is None else Kind.TENSOR_GRAD
         bare, _, context = name.partition("@")  # as the graphs name what was recorded in a context
@@ -262,25 +331,25 @@ class NamedTensors:
         return added if loss or (loss is not None and (*added, "") in self._series) else (site, word, word)
 
     @cached_property
-    def _series(self) -> dict[tuple[str, str, str, str], Numbers]:
+    def _series(self) -> dict[tuple[str, str, str, str], SeriesNumbers]:
         """The numbers of series by site, port, kind and context."""
         table = of_rank(self._reader.series(), self._rank)
-        found: dict[tuple[str, str, str, str], Numbers] = {}
+        found: dict[tuple[str, str, str, str], SeriesNumbers] = {}
         columns = [table[name].to_pylist() for name in ("site", "port", "kind", "context", "series")]
         for site, port, kind, context, number in zip(*columns, strict=True):
             key = (site, port, kind, context)
             found[key] = (*found.get(key, ()), number)
         return found
 
-    def _sampled(self, numbers: Numbers) -> Sampled:
+    def _sampled(self, numbers: SeriesNumbers) -> Sampled:
         """Statistics of every sample at every step: worked out of values, and read where there are none."""
         parts = [part for found in self._values.all(numbers) for part in sampled(found)]
-        read = self._told(numbers, None)
+        read = self._recorded_samples(numbers, None)
         steps, samples, columns = joined([*parts, *([read] if len(read[0]) else [])])
         order = np.argsort(steps, kind="stable")
         return steps[order], samples[order], {name: column[order] for name, column in columns.items()}
 
-    def _told(self, numbers: Numbers, steps: Ints | None) -> Sampled:
+    def _recorded_samples(self, numbers: SeriesNumbers, steps: Ints | None) -> Sampled:
         """Statistics of samples that were recorded in place of their values."""
         table = of_rank(self._reader.sample_stats(list(numbers), steps), self._rank)
         samples = table["samples"].to_pylist()
@@ -289,16 +358,16 @@ class NamedTensors:
         step_of = np.repeat(tables.ints(table, "step"), [len(row) for row in samples])
         return step_of, places, dict(zip(SAMPLE_STATISTICS, found.T, strict=True))
 
-    def _lacks_batch(self, numbers: Numbers, step: int) -> bool:
+    def _lacks_batch(self, numbers: SeriesNumbers, step: int) -> bool:
         """Whether it is known of a tensor that it has no samples to choose from."""
         kept = self._values.at(numbers, step)
         return numbers in self._parameters if kept is None else len(kept.samples) == 0
 
-    def _lacks_batch_at(self, numbers: Numbers, steps: list[int]) -> bool:
+    def _lacks_batch_at(self, numbers: SeriesNumbers, steps: list[int]) -> bool:
         """The same of several steps: the newest that has its values, or statistics over its batch, tells."""
         if numbers in self._parameters:
             return True
-        whole = self._statistics.of(numbers)
+        whole = self._histories.of(numbers)
         batched = set(whole.curve(BATCH_STATISTICS[0])[0].tolist())
         for step in reversed(whole.steps[np.isin(whole.steps, steps)].tolist()):
             if step in batched:
@@ -308,7 +377,7 @@ class NamedTensors:
         return False
 
     @cached_property
-    def _parameters(self) -> set[Numbers]:
+    def _parameters(self) -> set[SeriesNumbers]:
         kinds = (Kind.WEIGHT.value, Kind.WEIGHT_GRAD.value)
         added = (Kind.WEIGHT_GRAD.value, Kind.TENSOR_GRAD.value)  # what a loss added to a gradient
         return {

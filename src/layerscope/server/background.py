@@ -20,9 +20,8 @@ import pyarrow as pa
 from layerscope.diagnose.findings import Diagnosis, Evidence, Finding, NotChecked, Severity
 from layerscope.diagnose.rules import check
 from layerscope.errors import StoreError
-from layerscope.store.format import TABLES
+from layerscope.store.compaction import needs_compaction
 from layerscope.store.reader import Reader
-from layerscope.store.sources import segment_names
 
 GIVES_WAY = 19  # priority of a process: the lowest
 INTERRUPTED = (130, -signal.SIGINT, -signal.SIGTERM)
@@ -41,7 +40,7 @@ def run_aside(command: list[str]) -> subprocess.CompletedProcess[str]:
 
 def compact_aside(run: Path) -> None:
     """Compact a run without taking memory or time from the server; the error says what the other process said."""
-    if not any(segment_names(run, table) for table in TABLES):
+    if not needs_compaction(run):
         return  # starting a process for each of thousands of runs takes minutes
     done = run_aside([sys.executable, "-m", "layerscope.cli", "compact", str(run)])
     # Ctrl-C in a terminal reaches the other process too: nothing is lost, and there is nothing to tell.

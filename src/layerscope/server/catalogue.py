@@ -7,26 +7,26 @@ import logging
 import os
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 from layerscope.errors import LayerscopeError, SelectError, StoreError
+from layerscope.model.lru_cache import LRUCache
 from layerscope.model.records import Dependencies, Floats, Ints
 from layerscope.query import tables
 from layerscope.query.discover import RunFolder, find_runs, is_still_run
-from layerscope.query.run_tables import History, RunTables
+from layerscope.query.history import History, read_history
+from layerscope.query.named_tensors import NamedTensors
+from layerscope.query.run_tables import series_history
 from layerscope.server.background import IdleWorker
 from layerscope.server.messages import RunEntry
 from layerscope.server.routes.findings import Diagnoses
-from layerscope.store.columns import values
-from layerscope.store.manifests import read_manifest
-from layerscope.store.parts import RowGroupCache
-from layerscope.store.reader import unread_problems
+from layerscope.store.reader import Reader, RowGroupCache, read_manifest, unread_problems
 from layerscope.store.traces import passes_revision
 from layerscope.views.scalar import metrics_in_order
 
@@ -45,32 +45,33 @@ LONGEST_PROBLEM = 1000  # characters
 class OpenRunEntry:
     """A run that is being read; hold the lock while reading."""
 
-    run: RunTables
+    reader: Reader
     id: str  # of the manifest: another one means that the run was deleted and made again
     lock: threading.Lock = field(default_factory=threading.Lock)
     sites: tuple[object, object, bytes] | None = None  # what the list of its sites was made of, and the message
-    histories: dict[tuple[int, int], tuple[object, History]] = field(default_factory=dict)
+    histories: LRUCache[tuple[int, int], History] = field(
+        default_factory=lambda: LRUCache(KEPT_BYTES, lambda history: history.nbytes)
+    )
+    _named: LRUCache[str, NamedTensors] = field(default_factory=lambda: LRUCache(1))
 
     def history(self, series: int, rank: int) -> History:
         """The rows of one series; kept for a while, since the charts of a site, and its next axis, need the same."""
-        key, revision = (series, rank), self.run.revision
-        kept = self.histories.pop(key, None)
-        if kept is None or kept[0] != revision:
-            self.place(series, rank)
-            kept = (revision, self.run.history(series, rank))
-        self.histories[key] = kept  # as the newest
-        while len(self.histories) > 1 and sum(each.nbytes for _, each in self.histories.values()) > KEPT_BYTES:
-            del self.histories[next(iter(self.histories))]
-        return kept[1]
+        self.place(series, rank)
+        make = partial(series_history, self.reader, series, rank)
+        return self.histories.get((series, rank), make, self.reader.revision())
+
+    def named(self) -> NamedTensors:
+        """The named tensors as they are by now."""
+        return self._named.get(self.reader.revision(), lambda: NamedTensors(self.reader))
 
     def dtype(self, series: int, rank: int) -> str:
         """The number format of a series."""
-        return str(self.run.reader.series()["dtype"][self.place(series, rank)].as_py())
+        return str(self.reader.series()["dtype"][self.place(series, rank)].as_py())
 
     def place(self, series: int, rank: int) -> int:
         """The row of a series in the table of all."""
-        known = self.run.reader.series()
-        found = np.flatnonzero((values(known["series"]) == series) & (values(known["rank"]) == rank))
+        known = self.reader.series()
+        found = np.flatnonzero((tables.ints(known, "series") == series) & (tables.ints(known, "rank") == rank))
         if not len(found):
             raise SelectError(f"The run has no series {series} of rank {rank}. It has {len(known)} series.")
         return int(found[0])
@@ -86,10 +87,10 @@ class Known:
     problems: tuple[object, tuple[str, ...]] = (None, ())  # found while reading that revision, whoever asked
     compacted: bool = False
 
-    def problems_of(self, run: RunTables, revision: object) -> tuple[str, ...]:
+    def problems_of(self, reader: Reader, revision: object) -> tuple[str, ...]:
         """The problems that reading has found so far; a later reader of the same revision need not find them again."""
         before = self.problems[1] if self.problems[0] == revision else ()
-        self.problems = (revision, tuple(dict.fromkeys((*before, *run.problems))))
+        self.problems = (revision, tuple(dict.fromkeys((*before, *reader.problems()))))
         return self.problems[1]
 
 
@@ -111,10 +112,10 @@ class Catalogue:
         self.root = root
         self.diagnoses = Diagnoses()
         self.quiet = IdleWorker()
-        self._lately = RowGroupCache(KEPT_FILE_BYTES)
+        self._row_groups = RowGroupCache(KEPT_FILE_BYTES, lambda table: int(table.nbytes))
         self._compactor = compactor
         self._background = ThreadPoolExecutor(1, "layerscope-compact")
-        self._opened: OrderedDict[str, OpenRunEntry] = OrderedDict()  # the last one used is the last
+        self._opened: LRUCache[str, OpenRunEntry] = LRUCache(KEPT_RUNS)  # a dropped one is closed when its reads end
         self._known: dict[str, Known] = {}
         self._paths: dict[str, Path] = {}
         self._lock = threading.Lock()
@@ -149,7 +150,7 @@ class Catalogue:
                 with opened.lock:
                     if look is not None:
                         look(opened, name)
-                    for series in opened.run.series().arrow().slice(0, 1).to_pylist():
+                    for series in opened.reader.series().slice(0, 1).to_pylist():
                         opened.history(series["series"], series["rank"])
 
     def paths(self) -> dict[str, Path]:
@@ -171,8 +172,7 @@ class Catalogue:
         if path is None or not is_still_run(self.root, path):
             path = self.paths().get(name)
         if path is None:
-            with self._lock:
-                self._opened.pop(name, None)
+            self._opened.discard(name)
             raise SelectError(
                 f"No run here is called {name!r}. It may have been deleted or renamed: choose another one."
             )
@@ -184,9 +184,9 @@ class Catalogue:
             try:
                 opened, known = self._looked_at(name, path)
                 with opened.lock:
-                    revision = opened.run.revision
+                    revision = opened.reader.revision()
                     if known.graphs is None or known.graphs[0] != revision:
-                        known.graphs = (revision, opened.run.named().graphs())
+                        known.graphs = (revision, opened.named().graphs())
             except Exception:  # noqa: BLE001  a border: one run must not hide the others, and the list says why
                 continue
             yield known.graphs[1]
@@ -195,23 +195,17 @@ class Catalogue:
         """The run in a folder that was found, read anew when it is another one than before."""
         made = read_manifest(path).id
         with self._lock:
-            opened = self._opened.pop(name, None)
-            if opened is None or opened.id != made:
-                opened = OpenRunEntry(RunTables(path, lately=self._lately), made)
-            self._opened[name] = opened  # as the newest
-            while len(self._opened) > KEPT_RUNS:
-                self._opened.popitem(last=False)  # its files are closed when nobody reads it any more
-            return opened
+            return self._opened.get(name, lambda: OpenRunEntry(Reader(path, self._row_groups), made), made)
 
     def _looked_at(self, name: str, path: Path) -> tuple[OpenRunEntry, Known]:
         """The run with its open reader, if it has one, else with one for this moment; and what is known of it."""
         made = read_manifest(path).id
         with self._lock:
-            opened, known = self._opened.get(name), self._known.get(name)
+            opened, known = self._opened.peek(name), self._known.get(name)
             if known is None or known.id != made:
                 known = self._known[name] = Known(made)
         if opened is None or opened.id != made:
-            opened = OpenRunEntry(RunTables(path, lately=self._lately), made)
+            opened = OpenRunEntry(Reader(path, self._row_groups), made)
         return opened, known
 
     def entries(self) -> list[RunEntry]:
@@ -239,16 +233,16 @@ class Catalogue:
 
     def _forget_all_but(self, paths: dict[str, Path]) -> None:
         with self._lock:
-            for kept in (self._opened, self._known):
-                for name in [name for name in kept if name not in paths]:
-                    del kept[name]
+            for name in [name for name in self._known if name not in paths]:
+                del self._known[name]
+                self._opened.discard(name)
 
     def _state(self, name: str, path: Path) -> State:
         try:
             opened, known = self._looked_at(name, path)
             with opened.lock:
-                status, revision = opened.run.status(), opened.run.revision
-                problems = known.problems_of(opened.run, revision)
+                status, revision = opened.reader.status(), opened.reader.revision()
+                problems = known.problems_of(opened.reader, revision)
             seen = (revision, passes_revision(path), self.diagnoses.known(path), problems)
         except Exception as error:  # noqa: BLE001  a border: one run must not hide the others
             return State("unreadable", self._reason(error))
@@ -270,11 +264,11 @@ class Catalogue:
         try:
             opened, known = self._looked_at(name, path)
             with opened.lock:
-                status, revision = opened.run.status(), opened.run.revision
+                status, revision = opened.reader.status(), opened.reader.revision()
                 state = (status, revision, passes_revision(path))
-                if known.entry is None or known.entry[0] != (*state, known.problems_of(opened.run, revision)):
-                    entry = described(name, status, opened.run)
-                    problems = known.problems_of(opened.run, revision)
+                if known.entry is None or known.entry[0] != (*state, known.problems_of(opened.reader, revision)):
+                    entry = described(name, status, opened.reader)
+                    problems = known.problems_of(opened.reader, revision)
                     told = dict.fromkeys((*problems, *unread_problems(path)))
                     known.entry = ((*state, problems), replace(entry, problem=shortened(list(told))))
                 entry = known.entry[1]
@@ -300,45 +294,38 @@ def shortened(sentences: Sequence[str]) -> str | None:
     return (text if len(text) <= LONGEST_PROBLEM else f"{text[:LONGEST_PROBLEM]} …") or None
 
 
-def metric_curves(run: RunTables) -> dict[str, tuple[Ints, Floats]]:
+def metric_curves(reader: Reader) -> dict[str, tuple[Ints, Floats]]:
     """Steps and values of every metric, losses first."""
-    curves = tables.curves_by_name(run.reader.metrics())
+    curves = tables.curves_by_name(reader.metrics())
     return {metric: curves[metric] for metric in metrics_in_order(list(curves))}
 
 
-def step_range(run: RunTables, metric_steps: Ints) -> tuple[int, int] | None:
+def step_range(reader: Reader, metric_steps: Ints) -> tuple[int, int] | None:
     """The first and last step: of the metrics and of all that was recorded; None if there is nothing."""
-    last = run.last_step
+    last = reader.last_step
     if last is None:
         return None
-    small = (metric_steps, values(run.reader.overhead()["step"]), values(run.reader.steps()["step"]))
+    small = (metric_steps, tables.ints(reader.overhead(), "step"), tables.ints(reader.steps(), "step"))
     starts = [int(steps.min()) for steps in small if len(steps)]
-    return min(starts or [int(_steps_of_first_series(run).min(initial=last))]), last
+    return min(starts or [int(_steps_of_first_series(reader).min(initial=last))]), last
 
 
-def _steps_of_first_series(run: RunTables) -> Ints:
-    series = run.series().arrow().slice(0, 1).to_pylist()
-    if not series:
-        return np.zeros(0, np.int64)
-    (first,) = series
-    table = run.stats(
-        first["site"], kind=first["kind"], mode=first["mode"], context=first["context"], stat="count"
-    ).arrow()
-    return tables.ints(table, "step")
+def _steps_of_first_series(reader: Reader) -> Ints:
+    return read_history(reader, reader.series().slice(0, 1), columns=["count"]).steps
 
 
-def described(name: str, status: str, run: RunTables) -> RunEntry:
+def described(name: str, status: str, reader: Reader) -> RunEntry:
     """The line of one run in the list."""
-    curves = metric_curves(run)
+    curves = metric_curves(reader)
     columns = [column for _, column in curves.values()]
     curve = columns[0] if columns else np.zeros(0)
     chosen = np.linspace(0, len(curve) - 1, min(len(curve), SPARKLINE)).astype(np.int64)
     return RunEntry(
         name=name,
         status=status,
-        last_step=run.last_step,
+        last_step=reader.last_step,
         metrics=tuple(curves),
         metric_values=np.array([column[-1] if len(column) else np.nan for column in columns]),
         sparkline=curve[chosen],
-        problem=shortened(run.problems),
+        problem=shortened(reader.problems()),
     )

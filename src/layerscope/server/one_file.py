@@ -29,6 +29,7 @@ from layerscope.diagnose.rules import check
 from layerscope.errors import LayerscopeError, MissingError, SelectError
 from layerscope.model.records import KINDS_WITH
 from layerscope.query.discover import find_runs
+from layerscope.query.run_tables import custom_statistics
 from layerscope.server import wire
 from layerscope.server.app import STATIC
 from layerscope.server.catalogue import Catalogue
@@ -206,8 +207,8 @@ def _gathered(content: _Content, folder: Path, start: str, most_bytes: int, *, h
         content.add(f"{address}/{place}", REPORT_SCREEN if place == "timeline" else {}, most_bytes)
     content.answers[key_of("api/runs", {})] = content.source.ask("api/runs", {})  # without it there is no page
     everything = content.plain(f"{address}/sites")
-    run = content.source.catalogue.open(content.source.catalogue.title).run
-    stats = [name for name in everything["stats"] if name in (*STATS, *run.custom_statistics)]
+    reader = content.source.catalogue.open(content.source.catalogue.title).reader
+    stats = [name for name in everything["stats"] if name in (*STATS, *custom_statistics(reader))]
     for_heat_maps = round(FOR_HEAT_MAPS * most_bytes)
     for kind, mode, context in _settings(everything["series"]):
         for stat in _of_kind(stats, kind):

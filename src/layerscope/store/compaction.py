@@ -36,7 +36,7 @@ from layerscope.store.manifests import read_manifest, write_live
 from layerscope.store.parts import ParquetPart, footer_sum, write_part
 from layerscope.store.row_filter import RowFilter, in_order
 from layerscope.store.segments import Segment, digest_of
-from layerscope.store.sources import RunFiles, Sources
+from layerscope.store.sources import RunFiles, Sources, segment_names
 
 PART_ROWS = 1 << 19
 PART_BYTES = 512 << 20
@@ -74,6 +74,11 @@ class _Plan:
             else file.digest
             for file in files
         }
+
+
+def needs_compaction(folder: Path) -> bool:
+    """Whether a run has segments, closed or not."""
+    return any(segment_names(folder, table) for table in TABLES)
 
 
 def compact(folder: str | os.PathLike[str], tell: Tell | None = None) -> CompactReport:

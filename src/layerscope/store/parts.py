@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import cache, cached_property, lru_cache, partial
@@ -16,6 +15,7 @@ import pyarrow.parquet as pq
 
 from layerscope.errors import FormatError
 from layerscope.model import summary_spec
+from layerscope.model.lru_cache import LRUCache
 from layerscope.model.records import Ids, Ints
 from layerscope.store.columns import dtype_of, lengths, numbers, values
 from layerscope.store.files import ASIDE, Directory, checksum, damaged, opened, read_range
@@ -101,34 +101,8 @@ def _options(table: str) -> dict[str, object]:
     return options
 
 
-class RowGroupCache:
-    """Row groups that were read last: what one series needs of them, its neighbors need too. Threads share it."""
-
-    def __init__(self, most_bytes: int = 0) -> None:
-        self._most_bytes = most_bytes
-        self._tables: dict[object, tuple[pa.Table, int]] = {}  # and their bytes
-        self._bytes = 0
-        self._lock = threading.Lock()
-
-    def holds(self, keys: Iterable[object]) -> bool:
-        """Whether all of these are at hand."""
-        return all(key in self._tables for key in keys)
-
-    def get(self, key: object, read: Callable[[], pa.Table]) -> pa.Table:
-        """The table of that key, read if it is not at hand."""
-        with self._lock:
-            kept = self._tables.pop(key, None)
-            if kept is not None:
-                self._tables[key] = kept  # as the newest
-                return kept[0]
-        table = read()
-        size = table.nbytes
-        with self._lock:
-            self._bytes += size - self._tables.pop(key, (None, 0))[1]  # another thread may have read it, too
-            self._tables[key] = (table, size)
-            while self._bytes > self._most_bytes:
-                self._bytes -= self._tables.pop(next(iter(self._tables)))[1]
-        return table
+#: Row groups that were read last: one series and its neighbors need the same ones.
+RowGroupCache = LRUCache[object, pa.Table]
 
 
 class _Verified:
@@ -166,13 +140,13 @@ class _Verified:
 class ParquetPart:
     """One compacted file, its row groups known by series and step. Each read opens it: it holds no handle."""
 
-    def __init__(self, folder: Path, table: str, entry: PartEntry, lately: RowGroupCache | None = None) -> None:
+    def __init__(self, folder: Path, table: str, entry: PartEntry, cache: RowGroupCache | None = None) -> None:
         self.path = folder / PARTS / table / entry.file
         self.entry = entry
         self.rows = entry.rows
         self.size_bytes = entry.size
         self._folder = folder
-        self._lately = lately or RowGroupCache()
+        self._cache = cache if cache is not None else RowGroupCache(0)
         self.table = self._table = table
         self._key = (self.path, entry.footer, checksum(entry.chunks))
         self._faults: dict[int, str] = {}  # by row group: why it is left out
@@ -319,7 +293,7 @@ class ParquetPart:
         with ExitStack() as stack:
 
             @cache
-            def handle() -> int:  # opened once, and only if something is not at hand
+            def handle() -> int:  # opened once, and only if something is not cached
                 directory = stack.enter_context(opened(self._folder, PARTS, self._table))
                 return stack.enter_context(directory.open(self.entry.file))
 
@@ -338,10 +312,10 @@ class ParquetPart:
             self._faults[group] = _reason(error)
             return None
 
-    def at_hand(self, columns: list[str], wanted: RowFilter) -> bool:
-        """Whether all wanted rows were read lately: no thread is worth waking for them."""
+    def is_cached(self, columns: list[str], wanted: RowFilter) -> bool:
+        """Whether all row groups needed are cached: no thread is worth waking for them."""
         names = self._needed(columns, wanted)
-        return self._lately.holds((*self._key, group, *names) for group in self.groups(wanted))
+        return all((*self._key, group, *names) in self._cache for group in self.groups(wanted))
 
     def _needed(self, columns: list[str], wanted: RowFilter) -> list[str]:
         keys = () if wanted.everything else ("series", "step")
@@ -361,7 +335,7 @@ class ParquetPart:
             return pa.table(arrays, names=names)
 
         one_series = wanted.series is not None and len(wanted.series) == 1
-        return self._lately.get((*self._key, group, *names), read) if one_series else read()
+        return self._cache.get((*self._key, group, *names), read) if one_series else read()
 
     def _complete(self, table: pa.Table, columns: list[str]) -> pa.Table:
         if table.column_names == columns:

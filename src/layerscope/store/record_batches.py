@@ -1,24 +1,20 @@
-"""Kept values and statistics of samples: between their records and the rows of their tables."""
+"""Records → Arrow batches: the rows that a writer appends to the tables of a run."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from itertools import accumulate
 from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from layerscope.errors import FormatError
 from layerscope.model import summary_spec
 from layerscope.model.records import (
-    SAMPLE_STATISTICS,
     CustomStatistics,
     Event,
-    Floats,
     Ids,
     Ints,
     Metric,
@@ -102,50 +98,6 @@ def _sampled(steps: Sequence[int] | Ints, series: Sequence[int], samples: Sequen
 def _joined_values(contents: Sequence[Array]) -> pa.Array:
     offsets = np.array([0, *accumulate(content.nbytes for content in contents)], np.int64)
     return large_binary(offsets, b"".join(contents))  # type: ignore[arg-type]  # an array is its bytes here
-
-
-def arrays_of(values: pa.Table) -> list[Array]:
-    """The arrays in rows of the table of values, as they were recorded."""
-    described = list(zip(values["dtype"].to_pylist(), values["shape"].to_pylist(), strict=True))
-
-    def read(row: int, content: memoryview) -> Array:
-        name, shape = described[row]
-        dtype = DTYPES.get(name)
-        if dtype is None or math.prod(shape) * dtype.itemsize != len(content):
-            raise _wrong(values, row)
-        return np.frombuffer(content, dtype).astype(dtype.newbyteorder("=")).reshape(shape)
-
-    return _read(values, read)
-
-
-def numbers_of(sample_stats: pa.Table) -> list[Floats]:
-    """The numbers in rows of the table of statistics of samples: a row for each sample, columns SAMPLE_STATISTICS."""
-
-    def read(row: int, content: memoryview) -> Floats:
-        if len(content) % (8 * len(SAMPLE_STATISTICS)):
-            raise _wrong(sample_stats, row)
-        return np.frombuffer(content, "<f8").astype(np.float64).reshape(-1, len(SAMPLE_STATISTICS))
-
-    return _read(sample_stats, read)
-
-
-def _read(table: pa.Table, read: Callable[[int, memoryview], Array]) -> list[Array]:
-    found: list[Array] = []
-    for chunk in table["content"].chunks:
-        _, places, data = chunk.buffers()
-        if len(chunk):
-            content = memoryview(data or b"")
-            bounds = np.frombuffer(places, np.int64, len(chunk) + 1, chunk.offset * 8).tolist()
-            found += [read(row, content[a:b]) for row, (a, b) in enumerate(pairwise(bounds), start=len(found))]
-    return found
-
-
-def _wrong(table: pa.Table, row: int) -> FormatError:
-    step, series = (table[name][row].as_py() for name in ("step", "series"))
-    return FormatError(
-        f"A kept value (step {step}, series {series}) is damaged: its bytes do not fit its shape. "
-        "Restore the run from a copy, or leave out that step."
-    )
 
 
 _Number = TypeVar("_Number", bound=np.generic)

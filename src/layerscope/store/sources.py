@@ -6,7 +6,7 @@ import functools
 import os
 import threading
 import weakref
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -16,6 +16,7 @@ from typing import TypeVar
 import pyarrow as pa
 
 from layerscope.errors import FormatError
+from layerscope.model.lru_cache import LRUCache
 from layerscope.store.files import Directory, damaged, opened
 from layerscope.store.format import LIVE, SCHEMA, SEGMENTS, TABLES, Live, PartEntry, SegmentName, SessionName
 from layerscope.store.manifests import Ended, has_graph, read_live, read_sessions, unreadable
@@ -27,7 +28,7 @@ Given = TypeVar("Given")
 Made = TypeVar("Made")
 _SHARES = 4  # of the work for each thread: handing out every single thing costs more than it is worth
 _ATTEMPTS = 100  # each one means that a compaction ended meanwhile
-HELD_BYTES = 3 << 29  # of segments, in all runs that are open
+SEGMENT_BYTES = 3 << 29  # of segments, in all runs that are open
 
 
 def segment_names(folder: Path, table: str) -> list[SegmentName]:
@@ -95,11 +96,11 @@ class Sources:
 
     def _read(self, columns: list[str], wanted: RowFilter) -> pa.Table:
         tasks = [task for part in self.parts for task in part.tasks(columns, wanted)]
-        is_there = all(part.at_hand(columns, wanted) for part in self.parts)
+        is_there = all(part.is_cached(columns, wanted) for part in self.parts)
         done = [task() for task in tasks] if is_there else in_threads(lambda task: task(), tasks)
         found = [table for tables in done for table in tables]
         for segment in self.segments:
-            _HELD.use(segment)
+            _used(segment)
             found.extend(segment.read(columns, wanted))
         if not found:
             schema = pa.schema([SCHEMA[self.table].field(name) for name in columns])
@@ -160,45 +161,27 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_threads.cache_clear)  # threads do not live on in a forked process
 
 
-class _Held:
-    """Segments in memory, those used last at the end: beyond a bound the first give their memory back."""
-
-    def __init__(self, most_bytes: int) -> None:
-        self._most_bytes = most_bytes
-        self._known: OrderedDict[int, tuple[weakref.ref[Segment], int]] = OrderedDict()  # by id; and their bytes
-        self._bytes = 0
-        self._lock = threading.RLock()  # a segment may go while this is at work
-
-    def use(self, segment: Segment) -> None:
-        """Count a segment as used now."""
-        with self._lock:
-            key, size = id(segment), segment.size_bytes
-            known = self._known.pop(key, None)
-            reference = known[0] if known else weakref.ref(segment, lambda _: self._gone(key))
-            self._known[key] = (reference, size)
-            self._bytes += size - (known[1] if known else 0)
-            while self._bytes > self._most_bytes and len(self._known) > 1:
-                oldest, (forgotten, _) = next(iter(self._known.items()))
-                self._gone(oldest)
-                if (other := forgotten()) is not None:
-                    other.forget()
-
-    def _gone(self, key: int) -> None:
-        with self._lock:
-            known = self._known.pop(key, None)
-            self._bytes -= known[1] if known else 0
+#: Segments in memory, in all open runs: beyond the bound those used least recently give their memory back.
+_IN_MEMORY = LRUCache[int, "weakref.ref[Segment]"](
+    SEGMENT_BYTES,
+    size=lambda reference: segment.size_bytes if (segment := reference()) is not None else 0,
+    dropped=lambda reference: segment.forget() if (segment := reference()) is not None else None,
+)
 
 
-_HELD = _Held(HELD_BYTES)
+def _used(segment: Segment) -> None:
+    """Count a segment as used now."""
+    key = id(segment)
+    _IN_MEMORY.put(key, weakref.ref(segment, lambda _: _IN_MEMORY.discard(key)))
 
 
 class RunFiles:
     """Opens the files of a run, and keeps what it has opened for the next look."""
 
-    def __init__(self, folder: Path, run: str, lately: RowGroupCache | None = None) -> None:
+    def __init__(self, folder: Path, run: str, cache: RowGroupCache | None = None) -> None:
         self.folder = folder
         self._run = run
-        self._lately = lately
+        self._cache = cache
         self._parts: dict[tuple[str, PartEntry], ParquetPart] = {}
         self._segments: dict[tuple[str, SegmentName], Segment] = {}
         self._live = Live()
@@ -270,7 +253,7 @@ class RunFiles:
         for key, entry in entries.items():
             try:
                 if key not in self._parts:
-                    self._parts[key] = ParquetPart(self.folder, table, entry, self._lately)
+                    self._parts[key] = ParquetPart(self.folder, table, entry, self._cache)
             except FileNotFoundError:
                 if not give_up:
                     raise
@@ -301,7 +284,7 @@ class RunFiles:
                         segment.follow(directory)
                     except FormatError as error:
                         return str(error)
-                    _HELD.use(segment)
+                    _used(segment)
                     return None
 
                 grown = [segment for segment in current if segment.grew(directory)]

@@ -16,7 +16,7 @@ from layerscope.views.scalar import ScalarView, Screen
 from layerscope.views.scales import AxisKind, magnitudes, value_axis
 
 if TYPE_CHECKING:
-    from layerscope.query.run_tables import History
+    from layerscope.query.history import History
 
 
 @dataclass(frozen=True, slots=True)

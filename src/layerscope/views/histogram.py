@@ -16,7 +16,7 @@ from layerscope.views.scalar import Columns, Screen, columns
 from layerscope.views.scales import Axis, AxisKind, magnitudes, value_axis
 
 if TYPE_CHECKING:
-    from layerscope.query.run_tables import History
+    from layerscope.query.history import History
 
 
 NO_FORMAT = "none"

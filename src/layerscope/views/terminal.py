@@ -16,12 +16,13 @@ from rich.text import Text
 
 from layerscope.model.records import Floats, Ints
 from layerscope.model.text import shape_text
+from layerscope.query import run_tables
 from layerscope.query.tables import SHORT_LIST, cell_text
 from layerscope.views.scalar import Screen, metrics_in_order, scalar_view
 
 if TYPE_CHECKING:
-    from layerscope.query.run_tables import RunTables
     from layerscope.query.tables import Table
+    from layerscope.store.reader import Reader
 
 
 BARS = "▁▂▃▄▅▆▇█"
@@ -137,26 +138,26 @@ def cell(value: object, column: str = "") -> Text:
     return Text(cell_text(column, value, DIGITS), "bold red" if broken else "")
 
 
-def overview(run: RunTables) -> RenderableType:
+def overview(reader: Reader) -> RenderableType:
     """What a run holds: its state, its metrics with their curves, and its sites."""
-    status = run.status()
-    metrics = run.metrics().arrow()
+    status = reader.status()
+    metrics = run_tables.metrics(reader).arrow()
     steps: Ints = metrics.column("step").to_numpy()
-    title = Text.assemble((run.name, "bold"), "  ", (status, STATUS_COLORS.get(status, "red")))
+    title = Text.assemble((reader.folder.resolve().name, "bold"), "  ", (status, STATUS_COLORS.get(status, "red")))
     if len(steps):
         title.append(f"  {len(steps)} steps, the last is {steps[-1]}")
     parts: list[RenderableType] = [title]
     names = metrics_in_order(metrics.column_names)
     if names:
         parts.append(_metrics(names, [metrics.column(name) for name in names], steps))
-    if run.custom_statistics:
-        parts.append(Text(f"custom statistics: {', '.join(run.custom_statistics)}"))
-    contexts = [context for context in run.series().arrow()["context"].unique().to_pylist() if context]
+    if custom := run_tables.custom_statistics(reader):
+        parts.append(Text(f"custom statistics: {', '.join(custom)}"))
+    contexts = [context for context in reader.series()["context"].unique().to_pylist() if context]
     if contexts:
         parts.append(Text(f"contexts: {', '.join(contexts)}"))
-    parts += _overhead(run.overhead())
-    parts.append(_sites(run))
-    parts[1:1] = [Text(problem, "red") for problem in run.problems]  # all that reading the rest has met
+    parts += _overhead(run_tables.overhead(reader))
+    parts.append(_sites(reader))
+    parts[1:1] = [Text(problem, "red") for problem in reader.problems()]  # all that reading the rest has met
     return Group(*parts)
 
 
@@ -179,10 +180,10 @@ def _metrics(names: list[str], columns: list[object], steps: Ints) -> Grid:
     return Grid({"Metric": False, "first": True, "last": True, "over the steps": False}, rows)
 
 
-def _sites(run: RunTables) -> RenderableType:
+def _sites(reader: Reader) -> RenderableType:
     kinds: dict[str, list[str]] = {}
     shapes: dict[str, object] = {}
-    for row in run.series().arrow().to_pylist():
+    for row in reader.series().to_pylist():
         of_site = kinds.setdefault(row["site"], [])
         if row["kind"] not in of_site:
             of_site.append(row["kind"])

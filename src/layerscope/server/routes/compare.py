@@ -13,7 +13,7 @@ from starlette.routing import Route
 
 from layerscope.errors import LayerscopeError
 from layerscope.model.records import Floats, Ints
-from layerscope.query.run_tables import History
+from layerscope.query.run_tables import statistics
 from layerscope.server.catalogue import Catalogue, OpenRunEntry, metric_curves, step_range
 from layerscope.server.query_params import (
     axis_of,
@@ -62,10 +62,10 @@ class Comparing:
         for one, opened in self._each(request, names):
             held.append(one)
             if opened is not None:
-                known |= set(opened.run.statistics)
-                metrics[one.run] = metric_curves(opened.run)
+                known |= set(statistics(opened.reader))
+                metrics[one.run] = metric_curves(opened.reader)
                 steps = [np.zeros(0, np.int64), *(steps for steps, _ in metrics[one.run].values())]
-                ends += step_range(opened.run, np.unique(np.concatenate(steps))) or ()
+                ends += step_range(opened.reader, np.unique(np.concatenate(steps))) or ()
         chosen(request, "stat", tuple(sorted(known)))
         return compare.CompareView(
             first_step=min(ends, default=None),
@@ -93,7 +93,7 @@ class Comparing:
         for name in names:
             opened = self._catalogue.open(name)
             with opened.lock:
-                matrix = self._matrices.of(opened.run, question_of(request, opened.run))
+                matrix = self._matrices.of(opened.reader, question_of(request, opened.reader))
                 found.append(matrix.thinned(every_of(request)))
         ratio = chosen(request, "how", ("difference", "ratio")) == "ratio"
         return difference_view((names[0], names[1]), (found[0], found[1]), screen_of(request), ratio=ratio)
@@ -141,7 +141,7 @@ def _held(opened: OpenRunEntry, name: str, request: Request) -> compare.RunHisto
     """The history of the tensor that is asked for, by its names: numbers of series differ between runs."""
     asked = {each: request.query_params.get(each, "") for each in ("site", "port", "kind", "mode", "context")}
     rank = integer(request, "rank", 0, 0)
-    series = opened.run.series().arrow().to_pylist()
+    series = opened.reader.series().to_pylist()
     matching = [
         row
         for row in series
@@ -149,5 +149,5 @@ def _held(opened: OpenRunEntry, name: str, request: Request) -> compare.RunHisto
     ]
     if not matching:
         return compare.RunHistory(name, None, f"the run has no {asked['kind'] or 'tensor'} of {asked['site']!r}")
-    newest: History = opened.history(matching[-1]["series"], rank)
+    newest = opened.history(matching[-1]["series"], rank)
     return compare.RunHistory(name, newest, dtype=matching[-1]["dtype"])

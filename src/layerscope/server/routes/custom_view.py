@@ -1,6 +1,6 @@
 """A view of the user's own: a Python file whose function is called with the selection. Run only where it was asked for.
 
-    def view(selection: Selection, run: Run) -> Shown
+    def view(selection: TensorSelection, run: Run) -> object
 
 What it gives back may be a figure of matplotlib or plotly, an image (PIL, a numpy array, PNG or SVG), a table (ours,
 Arrow or pandas), text, a list of (text, weight) to color, or a list of several of these.
@@ -28,8 +28,8 @@ from typing import Any
 import numpy as np
 
 from layerscope.errors import SelectError
+from layerscope.model.lru_cache import LRUCache
 from layerscope.model.records import Floats
-from layerscope.query.run_tables import RunTables
 from layerscope.query.tables import cell_text
 from layerscope.query.tensor_query import TensorSelection
 
@@ -90,10 +90,10 @@ class OwnView:
         self.path, self.name, self._patience_s = path, path.name, patience_s
         self._free = threading.Condition()
         self._waiting = 0
-        self._loaded: tuple[object, Callable[[TensorSelection, RunTables], object]] | None = None
+        self._loaded: tuple[object, Callable[[TensorSelection, object], object]] | None = None
         self._call: _Call | None = None
-        self._runs: dict[Path, RunTables] = {}
-        self._pages: dict[int, str] = {}
+        self._runs: LRUCache[Path, object] = LRUCache(KEPT_RUNS)
+        self._pages: LRUCache[int, str] = LRUCache(KEPT_PAGES)
         self._count = itertools.count()
 
     def shown(self, selection: TensorSelection, run: Path) -> OwnResult:
@@ -133,9 +133,10 @@ class OwnView:
 
     def page(self, number: int) -> str:
         """The HTML of a result that is a page of its own; the newest few are kept."""
-        if number not in self._pages:
+        page = self._pages.peek(number)
+        if page is None:
             raise SelectError("This page is gone. Choose the selection again.")
-        return self._pages[number]
+        return page
 
     def _stamp(self) -> object:
         try:
@@ -152,7 +153,7 @@ class OwnView:
     def _answer(self, call: _Call, selection: TensorSelection, run: Path) -> None:
         try:
             with _importing_from(self.path.resolve().parent):
-                made = self._function(call.stamp)(selection, self._run(run))
+                made = self._function(call.stamp)(selection, self._runs.get(run, lambda: _open_run(run)))
                 items, problem = tuple(map(self._kept, items_of(made))), ""
         except BaseException as error:  # noqa: BLE001 - the user's code: whatever it raises is shown in its tab
             items, problem = (), _told(error, self.path)
@@ -166,12 +167,10 @@ class OwnView:
         if item.kind != "page":
             return item
         number = next(self._count)
-        self._pages[number] = item.text
-        while len(self._pages) > KEPT_PAGES:
-            del self._pages[next(iter(self._pages))]
+        self._pages.put(number, item.text)
         return replace(item, text=f"api/tensors/own-page?number={number}")
 
-    def _function(self, stamp: object) -> Callable[[TensorSelection, RunTables], object]:
+    def _function(self, stamp: object) -> Callable[[TensorSelection, object], object]:
         if self._loaded is not None and self._loaded[0] == stamp:
             return self._loaded[1]
         name = f"_layerscope_view_{zlib.crc32(str(self.path).encode()):08x}"
@@ -182,19 +181,18 @@ class OwnView:
         # Compiled here: a cached compilation is told apart by whole seconds, and a file is saved more often than that.
         text = self.path.read_text(encoding="utf-8")
         exec(compile(text, str(self.path), "exec", dont_inherit=True), module.__dict__)
-        function: Callable[[TensorSelection, RunTables], object] | None = getattr(module, FUNCTION, None)
+        function: Callable[[TensorSelection, object], object] | None = getattr(module, FUNCTION, None)
         if function is None or not callable(function):
             raise SelectError(f"{self.name} has no function `{FUNCTION}(selection, run)`. Define it.")
         self._loaded = (stamp, function)
         return function
 
-    def _run(self, path: Path) -> RunTables:
-        """A run of its own to read from: another thread reads the server's."""
-        if path not in self._runs:
-            self._runs[path] = RunTables(path)
-            while len(self._runs) > KEPT_RUNS:
-                del self._runs[next(iter(self._runs))]
-        return self._runs[path]
+
+def _open_run(path: Path) -> object:
+    """A run of its own to read from, since another thread reads the server's: the user's code gets the public class."""
+    import layerscope
+
+    return layerscope.open(path)
 
 
 @contextmanager

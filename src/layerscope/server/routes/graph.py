@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -13,14 +14,15 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from layerscope.errors import StoreError
+from layerscope.model.lru_cache import LRUCache
 from layerscope.model.records import Kind, Mode
 from layerscope.query import tables
 from layerscope.query.matrix import Question
-from layerscope.query.run_tables import RunTables
+from layerscope.query.run_tables import statistics
 from layerscope.server.catalogue import OpenRunEntry
 from layerscope.server.query_params import chosen, every_of, step_of
 from layerscope.server.routes.heatmap import Matrices
-from layerscope.store.format import GRAPH
+from layerscope.store.reader import Reader
 from layerscope.store.traces import pass_folders, passes_revision, read_head
 from layerscope.views.module_graph import ModuleGraph, PartNumbers
 from layerscope.views.nested_graph import GroupOrders, NestedGraph
@@ -46,15 +48,15 @@ class _Graphs:
 
     def __init__(self, matrices: Matrices) -> None:
         self._matrices = matrices
-        self._known: dict[RunTables, tuple[tuple[int, int], ModuleGraph]] = {}
+        self._known: LRUCache[Reader, ModuleGraph] = LRUCache(KEPT)
 
     def whole(self, opened: OpenRunEntry, name: str, request: Request) -> NestedGraph:
         """The parts of the graph, and the order of the groups that are open at first."""
-        return self._graph(opened.run, name).view
+        return self._graph(opened.reader, name).view
 
     def groups(self, opened: OpenRunEntry, name: str, request: Request) -> GroupOrders:
         """The order of some groups, given by their numbers."""
-        graph = self._graph(opened.run, name)
+        graph = self._graph(opened.reader, name)
         asked = request.query_params.get("of", "").split(",")[:MOST_GROUPS]
         wanted = [int(text) for text in asked if text.isdigit() and len(text) < 10]
         return GroupOrders(tuple(graph.group(index) for index in wanted if graph.has_group(index)))
@@ -64,34 +66,29 @@ class _Graphs:
 
         A part that was not recorded in the context asked for shows the first one that it was recorded in.
         """
-        question = _question(opened.run, request)
-        asked = _questions(opened.run.reader.series(), question)
-        found = [self._matrices.of(opened.run, each) for each in asked]
+        question = _question(opened.reader, request)
+        asked = _questions(opened.reader.series(), question)
+        found = [self._matrices.of(opened.reader, each) for each in asked]
         if not len(found[0].steps):
             raise HTTPException(
                 404, f"The run has no {question.stat!r} of {question.kind!r}. Choose what was recorded."
             )
-        numbers = self._graph(opened.run, name).numbers(found, step_of(request), every_of(request))
+        numbers = self._graph(opened.reader, name).numbers(found, step_of(request), every_of(request))
         return numbers if "tensors" in request.query_params else replace(numbers, sites=(), ports=())
 
-    def _graph(self, run: RunTables, name: str) -> ModuleGraph:
-        path = run.path / GRAPH
-        written = (path.stat().st_mtime_ns if path.is_file() else 0, passes_revision(run.path))
-        kept = self._known.pop(run, None)
-        if kept is None or kept[0] != written:
-            found = run.graph()
-            if found is None or not found.modules:
+    def _graph(self, reader: Reader, name: str) -> ModuleGraph:
+        def make() -> ModuleGraph:
+            graph = reader.graph()
+            if graph is None or not graph.modules:
                 raise HTTPException(404, f"The run {name!r} holds no modules: nothing was watched that has any.")
-            kept = (written, ModuleGraph(found, _flops(run)))
-        self._known[run] = kept  # as the newest
-        while len(self._known) > KEPT:
-            del self._known[next(iter(self._known))]
-        return kept[1]
+            return ModuleGraph(graph, _flops(reader.folder))
+
+        return self._known.get(reader, make, (reader.graph_revision(), passes_revision(reader.folder)))
 
 
-def _flops(run: RunTables) -> dict[str, int]:
+def _flops(run: Path) -> dict[str, int]:
     """The FLOPs of every call in the newest trace of a run, by its site; nothing where there is no trace."""
-    folders = pass_folders(run.path)
+    folders = pass_folders(run)
     if not folders:
         return {}
     try:
@@ -120,12 +117,12 @@ def _questions(series: pa.Table, question: Question) -> Iterator[Question]:
                 yield replace(question, kind=of_kind, context=context)
 
 
-def _question(run: RunTables, request: Request) -> Question:
+def _question(reader: Reader, request: Request) -> Question:
     """What is asked for, in the mode and context asked for, or where the kind has none of it, in those it has."""
     kind = chosen(request, "kind", tuple(kind.value for kind in Kind))
-    stat = chosen(request, "stat", run.statistics)
+    stat = chosen(request, "stat", statistics(reader))
     mode = request.query_params.get("mode", Mode.TRAIN.value)
-    series = run.reader.series()
+    series = reader.series()
     of_kind = tables.are(series, "kind", kind)
     if not of_kind.any():
         raise HTTPException(404, f"The run has no {kind!r}. Choose a kind that was recorded.")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -13,12 +12,14 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from layerscope.errors import LayerscopeError
+from layerscope.model.lru_cache import LRUCache
 from layerscope.model.records import Kind, Mode
 from layerscope.query.matrix import Layout, Matrix, Question, laid_out, matrix
-from layerscope.query.run_tables import RunTables
+from layerscope.query.run_tables import statistics
 from layerscope.server.background import IdleWorker
 from layerscope.server.catalogue import OpenRunEntry
 from layerscope.server.query_params import chosen, every_of, integer, screen_of
+from layerscope.store.reader import Reader
 from layerscope.views.heatmap import HeatMapView, heat_map_view
 
 Answer = Callable[[OpenRunEntry, str, Request], object]
@@ -30,63 +31,45 @@ class Matrices:
     """Matrices of the runs that were looked at last; the newest stay, as many as fit."""
 
     def __init__(self, quiet: IdleWorker) -> None:
-        self._known: dict[tuple[str, Question], tuple[object, Matrix]] = {}  # by the id of the run, not to keep it open
-        self._layouts: dict[tuple[str, Question], tuple[object, Layout]] = {}  # of the statistics of a kind of tensors
-        self._lock = threading.Lock()
+        # By the id of the run, not to keep it open.
+        self._known: LRUCache[tuple[str, Question], Matrix] = LRUCache(
+            KEPT_BYTES, lambda matrix: matrix.values.nbytes + matrix.states.nbytes
+        )
+        self._layouts: LRUCache[tuple[str, Question], Layout] = LRUCache(KEPT_LAYOUTS)
         self._quiet = quiet
 
-    def of(self, run: RunTables, question: Question) -> Matrix:
+    def of(self, reader: Reader, question: Question) -> Matrix:
         """The matrix as far as the run is recorded; hold the run's lock."""
-        key, revision = (_id(run), question), run.revision
-        with self._lock:
-            kept = self._known.pop(key, None)
-        if kept is None or kept[0] != revision:
-            kept = (revision, matrix(run.reader, question, lambda: self._layout(run, question, revision)))
-        with self._lock:
-            self._known[key] = kept  # as the newest
-            while len(self._known) > 1 and self._bytes() > KEPT_BYTES:
-                del self._known[next(iter(self._known))]
-        return kept[1]
+        revision = reader.revision()
+        of_kind = (_id(reader), replace(question, stat=""))
+
+        def layout() -> Layout:
+            return self._layouts.get(of_kind, lambda: laid_out(reader, question), revision)
+
+        return self._known.get((_id(reader), question), lambda: matrix(reader, question, layout), revision)
 
     def read_ahead(self, opened: OpenRunEntry, question: Question) -> None:
         """Have read in quiet what the heat map will show that somebody may look at next."""
-        with self._lock:
-            known = (_id(opened.run), question) in self._known
-        if not known:
+        if (_id(opened.reader), question) not in self._known:
             self._quiet.later("heat map", lambda: self._read(opened, question))
 
     def _read(self, opened: OpenRunEntry, question: Question) -> None:
         with contextlib.suppress(LayerscopeError, OSError), opened.lock:  # whoever asks for it will be told
-            if opened.run.status() != "running":  # else it is another one by the time it is asked for
-                self.of(opened.run, question)
-
-    def _layout(self, run: RunTables, question: Question, revision: object) -> Layout:
-        key = (_id(run), replace(question, stat=""))
-        with self._lock:
-            kept = self._layouts.pop(key, None)
-        if kept is None or kept[0] != revision:
-            kept = (revision, laid_out(run.reader, question))
-        with self._lock:
-            self._layouts[key] = kept
-            while len(self._layouts) > KEPT_LAYOUTS:
-                del self._layouts[next(iter(self._layouts))]
-        return kept[1]
-
-    def _bytes(self) -> int:
-        return sum(each.values.nbytes + each.states.nbytes for _, each in self._known.values())
+            if opened.reader.status() != "running":  # else it is another one by the time it is asked for
+                self.of(opened.reader, question)
 
 
-def _id(run: RunTables) -> str:
+def _id(reader: Reader) -> str:
     """Which run it is; copies share the id of the manifest."""
-    return f"{run.reader.manifest.id} {run.path}"
+    return f"{reader.manifest.id} {reader.folder}"
 
 
 def routes(of_run: Callable[[Answer], Callable[[Request], Response]], matrices: Matrices) -> list[Route]:
     """The routes of the heat map."""
 
     def heat_map(opened: OpenRunEntry, name: str, request: Request) -> HeatMapView:
-        question = question_of(request, opened.run)
-        found = matrices.of(opened.run, question)
+        question = question_of(request, opened.reader)
+        found = matrices.of(opened.reader, question)
         if not found.tensors:
             raise HTTPException(
                 404, f"{name!r} has no {question.kind!r} in {question.setting}. Choose what was recorded."
@@ -96,11 +79,11 @@ def routes(of_run: Callable[[Answer], Callable[[Request], Response]], matrices: 
     return [Route("/api/run/{name:path}/heatmap", of_run(heat_map))]
 
 
-def question_of(request: Request, run: RunTables) -> Question:
+def question_of(request: Request, reader: Reader) -> Question:
     """Which statistic of which tensors is asked for."""
     return Question(
         kind=chosen(request, "kind", tuple(kind.value for kind in Kind)),
-        stat=chosen(request, "stat", run.statistics),
+        stat=chosen(request, "stat", statistics(reader)),
         mode=chosen(request, "mode", tuple(mode.value for mode in Mode)),
         rank=integer(request, "rank", 0, 0),
         context=request.query_params.get("context", ""),
@@ -109,6 +92,6 @@ def question_of(request: Request, run: RunTables) -> Question:
 
 def question_about(opened: OpenRunEntry, series: int, rank: int, stat: str) -> Question:
     """The question that a heat map of the tensors like that of a series asks."""
-    known, at = opened.run.reader.series(), opened.place(series, rank)
+    known, at = opened.reader.series(), opened.place(series, rank)
     kind, mode, context = (known[word][at].as_py() for word in ("kind", "mode", "context"))
     return Question(kind, stat, mode, rank, context)

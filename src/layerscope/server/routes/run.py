@@ -13,7 +13,8 @@ from starlette.routing import Route
 
 from layerscope.errors import LayerscopeError
 from layerscope.model.records import KINDS_WITH, Floats, Ints, Kind
-from layerscope.query.run_tables import History, RunTables
+from layerscope.query.history import History
+from layerscope.query.run_tables import statistics
 from layerscope.query.tables import curves
 from layerscope.server import background, wire
 from layerscope.server.catalogue import Catalogue, OpenRunEntry, metric_curves, step_range
@@ -34,6 +35,7 @@ from layerscope.server.routes.compare import Comparing
 from layerscope.server.routes.custom_view import OwnView
 from layerscope.server.routes.tensors import Tensors
 from layerscope.server.routes.traces import Traces
+from layerscope.store.reader import Reader
 from layerscope.store.traces import pass_folders
 from layerscope.version import __version__
 from layerscope.views.compare import HistogramsView, RunHistory, histograms_view
@@ -78,7 +80,7 @@ def metrics(catalogue: Catalogue, request: Request) -> MetricsView:
         try:
             opened = catalogue.open(run)
             with opened.lock:
-                by_type = _by_type(opened.run)
+                by_type = _by_type(opened.reader)
         except (LayerscopeError, OSError):  # the list of runs says why
             continue
         for (name, type_), (steps, values) in by_type.items():
@@ -90,15 +92,15 @@ def metrics(catalogue: Catalogue, request: Request) -> MetricsView:
     return MetricsView(min(ends, default=None), max(ends, default=None), tuple(sorted(types)), charts)
 
 
-def _by_type(run: RunTables) -> dict[tuple[str, str], tuple[Ints, Floats]]:
+def _by_type(reader: Reader) -> dict[tuple[str, str], tuple[Ints, Floats]]:
     """Steps and values of every metric in steps of each type; the last value of a step counts."""
-    found = curves(run.reader.metrics(), "name", "type")
+    found = curves(reader.metrics(), "name", "type")
     return {(name, type_): curve for (name, type_), curve in found.items()}
 
 
 def notes(opened: OpenRunEntry, name: str, request: Request) -> NotesView:
     """What was noted while training."""
-    rows = [row for row in opened.run.events().arrow().to_pylist() if row["level"] in TOLD]
+    rows = [row for row in opened.reader.events().to_pylist() if row["level"] in TOLD]
     newest = rows[-MOST_NOTES:]
     return NotesView(
         run=name,
@@ -112,9 +114,9 @@ def notes(opened: OpenRunEntry, name: str, request: Request) -> NotesView:
 
 def network(opened: OpenRunEntry, name: str, request: Request) -> NetworkView:
     """The modules and parameters of the watched model."""
-    rows = opened.run.series().arrow().to_pylist()
+    rows = opened.reader.series().to_pylist()
     shapes = {row["site"]: tuple(row["shape"]) for row in rows if row["kind"] == Kind.WEIGHT.value}
-    return network_view(name, opened.run.graph(), list(shapes.items()))
+    return network_view(name, opened.reader.graph(), list(shapes.items()))
 
 
 Answer = TypeVar("Answer")
@@ -142,7 +144,7 @@ def routes(catalogue: Catalogue, own_view: OwnView | None = None) -> list[Route]
     def place(name: str) -> tuple[Path, object]:
         opened = catalogue.open(name)
         with opened.lock:
-            return opened.run.path, opened.run.revision
+            return opened.reader.folder, opened.reader.revision()
 
     def scalar_of(opened: OpenRunEntry, name: str, request: Request) -> ScalarView:
         view = scalar(opened, name, request)
@@ -175,8 +177,8 @@ def sent(record: object) -> Response:
 
 def sites(opened: OpenRunEntry, name: str, request: Request | None = None) -> bytes:
     """What can be shown of the run, as a message: it is long, and the same from one step of a live run to the next."""
-    series = opened.run.reader.series()
-    about = (name, opened.run.statistics, len(pass_folders(opened.run.path)))
+    series = opened.reader.series()
+    about = (name, statistics(opened.reader), len(pass_folders(opened.reader.folder)))
     kept = opened.sites
     if kept is None or kept[0] is not series or kept[1] != about:
         columns = series.select(SeriesEntry.__slots__).to_pydict()
@@ -189,11 +191,11 @@ def sites(opened: OpenRunEntry, name: str, request: Request | None = None) -> by
 def timeline(opened: OpenRunEntry, name: str, request: Request) -> Timeline:
     """The run's metrics and events; the range of its steps is that of the whole run, whatever part is shown."""
     screen, smooth = screen_of(request), share(request, "smooth")
-    curves = metric_curves(opened.run)
+    curves = metric_curves(opened.reader)
     steps: Ints = np.unique(np.concatenate([np.zeros(0, np.int64), *(steps for steps, _ in curves.values())]))
-    events = opened.run.events().arrow().select(["step", "level", "text"])
+    events = opened.reader.events().select(["step", "level", "text"])
     newest = events.slice(max(0, len(events) - MOST_EVENTS)).to_pylist()
-    first, last = step_range(opened.run, steps) or (None, None)
+    first, last = step_range(opened.reader, steps) or (None, None)
     return Timeline(
         run=name,
         first_step=first,
@@ -205,7 +207,7 @@ def timeline(opened: OpenRunEntry, name: str, request: Request) -> Timeline:
 
 def scalar(opened: OpenRunEntry, name: str, request: Request) -> ScalarView:
     """One statistic of one series."""
-    stat = chosen(request, "stat", opened.run.statistics)
+    stat = chosen(request, "stat", statistics(opened.reader))
     history = history_of(opened, request)
     curve, smooth = history.curve(stat), share(request, "smooth")
     return scalar_view(stat, *curve, screen_of(request), smooth, history.broken(stat))

@@ -15,7 +15,6 @@ from starlette.routing import Route
 
 from layerscope.errors import LayerscopeError, SelectError
 from layerscope.model.records import Dependencies, Ints, TensorType
-from layerscope.query.run_tables import RunTables
 from layerscope.query.tensor_query import ResolvedQuery, TensorQuery, found
 from layerscope.server.catalogue import Catalogue
 from layerscope.server.query_params import FARTHEST_STEP, integer, runs_of, screen_of, share
@@ -58,12 +57,12 @@ def no_samples(run: str, problem: str) -> RunSamples:
     return RunSamples(run, problem, 0, (), (), (), nothing, nothing, nothing.astype(int), nothing.astype(int), 0)
 
 
-def run_samples(run: RunTables, there: ResolvedQuery, keys: list[str], statistic: str) -> RunSamples:
+def run_samples(named: NamedTensors, there: ResolvedQuery, keys: list[str], statistic: str) -> RunSamples:
     """The tensors at the selected step, and the first two of them in the newest steps of the type."""
     chosen, choices = there.selection, there.choices
     at = int(np.searchsorted(choices.steps, chosen.step))
     steps = choices.steps[max(0, at + 1 - MOST_STEPS) : at + 1]  # up to the selected one
-    kept = [_kept(run, there, key, steps, statistic) for key in keys]
+    kept = [_kept(named, there, key, steps, statistic) for key in keys]
     rows: list[Row] = [(chosen.step, sample) for sample in choices.samples]
     first, second = [*kept, NOTHING, NOTHING][:2]
     x, y, point_steps, point_samples = points(first, second, statistic)
@@ -82,11 +81,11 @@ def run_samples(run: RunTables, there: ResolvedQuery, keys: list[str], statistic
     )
 
 
-def _kept(run: RunTables, there: ResolvedQuery, key: str, steps: Ints, statistic: str) -> Kept:
+def _kept(named: NamedTensors, there: ResolvedQuery, key: str, steps: Ints, statistic: str) -> Kept:
     """What was kept of one tensor by step and sample."""
     chosen = there.selection
     name, _, role = key.partition("@")
-    values, (told_steps, told_samples, columns) = run.named().samples(steps, name, role, chosen.iteration, chosen.loss)
+    values, (told_steps, told_samples, columns) = named.samples(steps, name, role, chosen.iteration, chosen.loss)
     flat = {
         (step, sample): kept.array[at].ravel()
         for step, kept in values.items()
@@ -177,8 +176,8 @@ class Tensors:
         own = self._own_view()
         opened = self._catalogue.open(names[0])
         with opened.lock:
-            there = found(opened.run.named(), names[0], wish_of(request))
-            path = opened.run.path
+            there = found(opened.named(), names[0], wish_of(request))
+            path = opened.reader.folder
         if there is None:
             raise HTTPException(404, NOTHING_NAMED)
         return own.shown(there.selection, path)
@@ -203,13 +202,13 @@ class Tensors:
         for name in names[:panels]:
             opened = self._catalogue.open(name)
             with opened.lock:
-                there = found(opened.run.named(), name, wish)
+                there = found(opened.named(), name, wish)
                 if there is None:
                     runs.append(no_samples(name, NOTHING_NAMED))
                     continue
                 choices = choices or sampled(there.graph)
                 asked = asked or list(first_two(there, choices))
-                runs.append(run_samples(opened.run, there, asked, statistic))
+                runs.append(run_samples(opened.named(), there, asked, statistic))
         return SamplesView(tuple(asked), choices, tuple(runs))
 
     def _of_run(
@@ -218,12 +217,12 @@ class Tensors:
         try:
             opened = self._catalogue.open(name)
             with opened.lock:
-                there = found(opened.run.named(), name, wish)
+                there = found(opened.named(), name, wish)
             if there is None:
                 raise SelectError(NOTHING_NAMED)
             places = self._places.of(there.graph, narrow=panels > 1) if panels else None
             with opened.lock:
-                named = opened.run.named()
+                named = opened.named()
                 panel = views.tensor_panel(named, there, places, *_form_of(request)) if places else None
                 return panel, _curve(named, there, stat, request)
         except (LayerscopeError, OSError) as error:  # one run that cannot be read must not hide the other

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -17,6 +16,7 @@ from layerscope.errors import FormatError, SelectError
 from layerscope.graph.layers import Naming, name_layers
 from layerscope.graph.trace_blocks import TraceBlocks
 from layerscope.model.records import call_site
+from layerscope.model.lru_cache import LRUCache
 from layerscope.model.trace_record import Operation, field_of_all
 from layerscope.query.trace_tables import stack_of
 from layerscope.server.catalogue import OpenRunEntry
@@ -111,7 +111,7 @@ class Traces:
     """Answers what the page asks of traces. The last ones looked at are held: a trace never changes."""
 
     def __init__(self) -> None:
-        self._open: OrderedDict[tuple[str, int], OpenTrace] = OrderedDict()
+        self._open: LRUCache[tuple[str, int], OpenTrace] = LRUCache(KEPT)
         self._entries: dict[tuple[str, int], TraceEntry] = {}
 
     def routes(self, of_run: Callable[[Asked], Callable[[Request], Response]]) -> list[Route]:
@@ -130,7 +130,7 @@ class Traces:
 
     def list(self, opened: OpenRunEntry, name: str, request: Request) -> TraceList:
         """The traces of the run; one that cannot be read says why in the place of its failure."""
-        return TraceList(name, tuple(self._entry(folder) for folder in pass_folders(opened.run.path)))
+        return TraceList(name, tuple(self._entry(folder) for folder in pass_folders(opened.reader.folder)))
 
     def _entry(self, folder: Path) -> TraceEntry:
         try:
@@ -144,17 +144,11 @@ class Traces:
             return TraceEntry(folder.name, "", 0, 0, 0, 0.0, str(error), None)
 
     def _opened(self, folder: Path) -> OpenTrace:
-        key = _key(folder)
-        if key not in self._open:
-            self._open[key] = OpenTrace(folder, read_head(folder))
-            while len(self._open) > KEPT:
-                self._open.popitem(last=False)
-        self._open.move_to_end(key)
-        return self._open[key]
+        return self._open.get(_key(folder), lambda: OpenTrace(folder, read_head(folder)))
 
     def _asked(self, opened: OpenRunEntry, request: Request) -> OpenTrace:
         """The trace that is asked for, among those that are there."""
-        folders = {folder.name: folder for folder in pass_folders(opened.run.path)}
+        folders = {folder.name: folder for folder in pass_folders(opened.reader.folder)}
         name = request.query_params.get("trace", "")
         if name not in folders:
             raise SelectError(f"The run has no trace {name[:40]!r}. It has {len(folders)} of them.")
