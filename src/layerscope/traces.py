@@ -22,8 +22,9 @@ from layerscope.query.trace_tables import code_of, module_rows, operations_table
 from layerscope.views.trace_text import summary_text
 
 if TYPE_CHECKING:
+    from layerscope.model.trace_record import Code
     from layerscope.query.tables import Table
-    from layerscope.store.traces import Code, StoredTrace
+    from layerscope.store.traces import StoredTrace
 
 
 class ModelSummary:

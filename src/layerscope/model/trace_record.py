@@ -5,11 +5,13 @@ Named tuples, since there are thousands: a frozen dataclass of so many fields ta
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
+Snippet = tuple[int, tuple[str, ...]]  # number of the first line, and the lines
+Code = Mapping[tuple[str, int], Snippet]  # file and line → the lines around it
 #: What tells the layer of an operation: function, position, parameters, site, path of its module, arguments, parents,
 #: buffers. The site is None where no call gave the tensor: an input, a constant, an output.
 Outline = tuple[

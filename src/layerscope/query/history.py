@@ -97,7 +97,8 @@ class History:
     def _rows(self, rows: Ints) -> History:
         bits = self.bits.taken(rows) if len(self.bits.m) else self.bits
         moments = {name: moment[rows] for name, moment in self.moments.items()}
-        return replace(self, steps=self.steps[rows], moments=moments, bits=bits, owner=self.owner[rows])
+        owner = self.owner[rows] if len(self.owner) else self.owner
+        return replace(self, steps=self.steps[rows], moments=moments, bits=bits, owner=owner)
 
     def points(self, name: str) -> Points:
         """Series, steps and values of a moment or a custom statistic."""

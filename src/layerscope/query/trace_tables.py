@@ -10,9 +10,8 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from layerscope.graph.layers import Naming, Relations
-from layerscope.model.trace_record import CodeFrame, StackFrame, TraceRecord
+from layerscope.model.trace_record import Code, CodeFrame, Snippet, StackFrame, TraceRecord
 from layerscope.query.tables import Table
-from layerscope.store.traces import Code, Snippet
 
 AROUND = 2  # lines before and after
 

@@ -20,7 +20,7 @@ import numpy.typing as npt
 from safetensors.numpy import save
 
 from layerscope.errors import FormatError, StoreError
-from layerscope.model.trace_record import ModuleCallRecord, Operation, ParameterRecord, StackFrame, TraceRecord
+from layerscope.model.trace_record import Code, ModuleCallRecord, Operation, ParameterRecord, StackFrame, TraceRecord
 from layerscope.store.files import Directory, checksum, checksum_text, damaged, opened, read_range
 from layerscope.store.manifests import read_json, unreadable, whole, write_json
 from layerscope.store.trace_operations import operations_file, read_operations
@@ -103,9 +103,6 @@ _NAME = re.compile(r"[0-9]{6,9}")
 KEPT_DTYPES = frozenset(DTYPES.values())
 _LISTS = frozenset({"shape", "inputs", "outputs", "parents", "parameters", "buffers", "written"})
 _Row = TypeVar("_Row", ModuleCallRecord, ParameterRecord)
-
-Snippet = tuple[int, tuple[str, ...]]  # number of the first line, and the lines
-Code = Mapping[tuple[str, int], Snippet]  # file and line → the lines around it
 
 
 @dataclass(frozen=True, slots=True)

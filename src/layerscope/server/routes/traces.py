@@ -15,8 +15,8 @@ from starlette.routing import Route
 from layerscope.errors import FormatError, SelectError
 from layerscope.graph.layers import Naming, name_layers
 from layerscope.graph.trace_blocks import TraceBlocks
-from layerscope.model.records import call_site
 from layerscope.model.lru_cache import LRUCache
+from layerscope.model.records import call_site
 from layerscope.model.trace_record import Operation, field_of_all
 from layerscope.query.trace_tables import stack_of
 from layerscope.server.catalogue import OpenRunEntry
