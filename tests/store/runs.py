@@ -188,7 +188,7 @@ def check_numbers(reader: Reader) -> list[tuple[int, int, int, int]]:
     bits = reader.moments(columns=[], bits=True, history=True)
     assert len(keys_of(bits)) == len(set(keys_of(bits)))
     for (_, _, step, series), counts in zip(keys_of(bits), bits["counts"].to_pylist(), strict=True):
-        assert counts == bits_at(series, step)
+        assert counts in (bits_at(series, step), None)  # null where the bit-counts were lost
     for row in reader.metrics(history=True).to_pylist():
         assert row["value"] == 1.0 / (row["step"] + 1)
         assert row["time_s"] == 100.0 + row["step"]
