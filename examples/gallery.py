@@ -1,4 +1,4 @@
-"""Six models, each drawn from one pass: the pictures of docs/gallery.md."""
+"""Draw six models from one forward pass each: the pictures of docs/gallery.md."""
 
 import sys
 from pathlib import Path
@@ -11,7 +11,7 @@ import layerscope as ls
 
 
 class Residual(nn.Module):
-    """A residual block, with a projection where the width changes."""
+    """A residual block, with a projection if the width changes."""
 
     def __init__(self, width_in: int, width: int) -> None:
         super().__init__()
@@ -24,7 +24,7 @@ class Residual(nn.Module):
         self.project = nn.Conv2d(width_in, width, 1, stride, bias=False) if stride == 2 else nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
-        """The input, projected where needed, and what two convolutions add to it."""
+        """The input, projected if needed, plus two convolutions."""
         hidden = self.relu(self.norm1(self.conv1(x)))
         hidden = self.norm2(self.conv2(hidden))
         hidden += self.project(x)
@@ -32,7 +32,7 @@ class Residual(nn.Module):
 
 
 class UNet(nn.Module):
-    """Down, across and up again, with skips between equal sizes."""
+    """Down, across and up again, with skip connections between equal sizes."""
 
     def __init__(self, width: int = 8) -> None:
         super().__init__()
@@ -61,7 +61,7 @@ class Recurrent(nn.Module):
         self.head = nn.Linear(16, 4)
 
     def forward(self, x: Tensor) -> Tensor:
-        """The answer after the last step."""
+        """The output after the last step."""
         state = x.new_zeros(len(x), 16)
         for step in x.unbind(1):
             state = self.cell(step, state)

@@ -1,4 +1,4 @@
-"""A Hugging Face model from a configuration, watched: dict outputs, shared weights and all."""
+"""Watch a Hugging Face model made from a configuration, with dict outputs and shared weights."""
 
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel

@@ -1,4 +1,4 @@
-"""A plain training loop, watched; then the layers whose gradients are smallest, by SQL."""
+"""Watch a plain training loop; then query the layers with the smallest gradients by SQL."""
 
 import torch
 from torch import nn

@@ -15,7 +15,7 @@ with ls.watch(model, optimizer, to=sys.argv[1] if sys.argv[1:] else "runs/dead-r
     for step in range(60):
         if step == 20:
             with torch.no_grad():
-                model[2].bias -= 100.0  # the fault: what a far too large update does
+                model[2].bias -= 100.0  # the fault: the effect of a far too large update
         x = torch.randn(64, 8)
         loss = (model(x) - x.abs().sum(1, keepdim=True)).square().mean()
         loss.backward()

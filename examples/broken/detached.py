@@ -1,4 +1,4 @@
-"""Weights that do not move: a branch is cut off from the loss by `detach()`."""
+"""Weights that do not move: `detach()` cuts a branch off from the loss."""
 
 import sys
 
@@ -9,7 +9,7 @@ import layerscope as ls
 
 
 class TwoBranches(nn.Module):
-    """A sum of two branches, of which one cannot learn."""
+    """A sum of two branches; one of them cannot learn."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -17,7 +17,7 @@ class TwoBranches(nn.Module):
         self.head = nn.Linear(16, 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        """One number for each row."""
+        """One number per row."""
         return self.head(self.left(x).relu() + self.right(x).relu().detach())  # the fault
 
 

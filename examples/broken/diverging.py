@@ -1,4 +1,4 @@
-"""A loss that grows: its sign is wrong, so that every step climbs."""
+"""A loss that grows: its sign is wrong, so every step increases it."""
 
 import sys
 

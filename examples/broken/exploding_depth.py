@@ -1,4 +1,4 @@
-"""Gradients that explode on their way back through a deep network, because its weights begin too large."""
+"""Gradients that explode during the backward of a deep network, because its initial weights are too large."""
 
 import sys
 

@@ -26,7 +26,7 @@ with ls.watch(model, optimizer, to=sys.argv[1] if sys.argv[1:] else "runs/nan-ba
         x = torch.randn(64, 8)
         if step == 25:
             with torch.no_grad():
-                model[0].weight.zero_(), model[0].bias.zero_()  # whatever comes in, the length is 0
+                model[0].weight.zero_(), model[0].bias.zero_()  # the length is 0 for any input
         loss = (model(x) - 1.0).square().mean()
         loss.backward()
         optimizer.step()

@@ -9,10 +9,10 @@ import layerscope as ls
 
 
 class LogProbability(nn.Module):
-    """The fault: softmax underflows to 0 where logits are far apart, and 0 · log 0 is NaN."""
+    """The fault: softmax underflows to 0 if logits are far apart, and 0 · log 0 is NaN."""
 
     def forward(self, logits: Tensor) -> Tensor:
-        """The entropy's terms, one for each class."""
+        """The terms of the entropy, one per class."""
         probability = logits.softmax(1)
         return probability * probability.log()
 

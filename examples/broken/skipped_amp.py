@@ -1,4 +1,4 @@
-"""Updates that AMP skips, step after step: the gradient of a distance of 0 is not finite, at whatever scale."""
+"""Updates that AMP skips, step after step: the gradient of a distance of 0 is not finite at any scale."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Updates that are too small: a tiny learning rate, and a loss that is divided by the number of samples twice."""
+"""Updates that are too small: a tiny learning rate, and a loss divided by the number of samples twice."""
 
 import sys
 
@@ -15,7 +15,7 @@ kinds = ("output", "weight", "weight_grad", "update")
 with ls.watch(model, optimizer, to=sys.argv[1] if sys.argv[1:] else "runs/small-update", every=1, kinds=kinds) as run:
     for _ in range(40):
         x = torch.randn(64, 16)
-        loss = (model(x) - x.sum(1, keepdim=True)).square().mean() / len(x)  # the fault: mean() divided already
+        loss = (model(x) - x.sum(1, keepdim=True)).square().mean() / len(x)  # the fault: mean() already divides
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()

@@ -1,4 +1,4 @@
-"""Weights that do not move: the head was replaced after the optimizer had been made, which still trains the old one."""
+"""Weights that do not move: the head was replaced after the optimizer was created, which still trains the old one."""
 
 import sys
 
@@ -10,7 +10,7 @@ import layerscope as ls
 torch.manual_seed(0)
 model = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 2))
 optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
-model[2] = nn.Linear(32, 1)  # the fault: the optimizer does not know it
+model[2] = nn.Linear(32, 1)  # the fault: the optimizer does not contain it
 
 with ls.watch(model, optimizer, to=sys.argv[1] if sys.argv[1:] else "runs/stuck", every=2) as run:
     for _ in range(60):

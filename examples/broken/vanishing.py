@@ -1,4 +1,4 @@
-"""Gradients that vanish: a deep network of sigmoids, each of which lets at most a quarter of the gradient through."""
+"""Gradients that vanish: a deep network of sigmoids, each of which passes at most a quarter of the gradient."""
 
 import sys
 

@@ -66,12 +66,12 @@ def test_kinds_statistics_and_metrics_take_regular_expressions(run: ls.Run) -> N
     [
         ({"sites": re.compile("nowhere")}, "No site matches 'nowhere'"),
         ({"sites": nn.Conv2d}, "No module is a Conv2d. There are: Linear, ReLU, Scaled, Sequential"),
-        ({"sites": 3}, "A site is chosen by .* not by 3"),
-        ({"sites": ["0", 3]}, "A site is chosen by .* not by 3"),
-        ({"sites": re.compile(b"0")}, "A site is chosen by"),
+        ({"sites": 3}, "A site is selected by .* got 3"),
+        ({"sites": ["0", 3]}, "A site is selected by .* got 3"),
+        ({"sites": re.compile(b"0")}, "A site is selected by"),
         ({"sites": ["0", None]}, "No site matches ''"),
-        ({"kind": nn.Linear}, "A kind is no module"),
-        ({"stat": 3}, "A statistic is chosen by .* not by 3"),
+        ({"kind": nn.Linear}, "A kind is not a module"),
+        ({"stat": 3}, "A statistic is selected by .* got 3"),
     ],
 )
 def test_what_chooses_nothing_is_named(run: ls.Run, asked: dict[str, Any], message: str) -> None:
@@ -84,7 +84,7 @@ def test_classes_choose_nothing_in_a_run_without_a_model(tmp_path: Path) -> None
         recorder.begin()
         recorder.record("x", torch.ones(2, 2))
         recorder.step()
-    with pytest.raises(LayerscopeError, match="knows no module classes"):
+    with pytest.raises(LayerscopeError, match="has no module classes"):
         ls.open(tmp_path / "run").stats(nn.Linear)
 
 
@@ -100,5 +100,5 @@ def test_show_takes_whatever_chooses_one_site(run: ls.Run, site: Any, monkeypatc
 
 @pytest.mark.parametrize("site", [["0", "2"], nn.ReLU, "*"])
 def test_show_refuses_several_sites_and_names_them(run: ls.Run, site: Any) -> None:
-    with pytest.raises(LayerscopeError, match=r"One site can be shown, .* matches \d+: '.*Give one of them"):
+    with pytest.raises(LayerscopeError, match=r"Expected one site, .* matches \d+: '.*Pass one of them"):
         run.show("histogram", site=site)

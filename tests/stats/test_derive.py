@@ -81,7 +81,7 @@ def test_statistics_of_no_elements_are_nan_or_zero() -> None:
 
 
 def test_an_unknown_statistic_is_named_with_those_there_are() -> None:
-    with pytest.raises(SelectError, match=r"called 'median'. There are: count, mean"):
+    with pytest.raises(SelectError, match=r"Unknown statistic 'median'\. Statistics: count, mean"):
         statistic("median", NORMAL)
 
 

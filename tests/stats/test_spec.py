@@ -74,7 +74,7 @@ def test_folding_equals_counting_with_fewer_bits(values: list[float], m: int) ->
 
 
 def test_counts_cannot_be_unfolded() -> None:
-    with pytest.raises(ValueError, match="cannot be unfolded to 4"):
+    with pytest.raises(ValueError, match="cannot be refined to 4"):
         summary_spec.fold(summary_spec.count_codes(summary_spec.code_of(np.ones(1), 3), 3), 4)
 
 

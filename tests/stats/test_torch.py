@@ -198,7 +198,7 @@ def test_a_wrapper_without_memory_is_refused() -> None:
     seen: list[str] = []
 
     def inside(x: torch.Tensor) -> torch.Tensor:
-        with pytest.raises(SelectError, match="no memory to read") as caught:
+        with pytest.raises(SelectError, match="no memory to summarize") as caught:
             add(kernel.Arena(), x)
         seen.append(str(caught.value))
         return x

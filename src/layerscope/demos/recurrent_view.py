@@ -1,7 +1,7 @@
-"""A view of one's own, for `layerscope ui runs/recurrent-bug --view FILE`: how the five sums of a sample grow.
+"""A custom view for `layerscope ui runs/recurrent-bug --view FILE`: how the five sums of a sample grow.
 
-The page calls `view` whenever something else is chosen, and shows what it returns: here a figure of matplotlib or,
-where that is not installed, a table.
+The page calls `view` when the selection changes, and shows what it returns: a matplotlib figure or, if matplotlib is
+not installed, a table.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def view(selection: TensorSelection, run: ls.Run) -> Figure | pa.Table | str:
-    """The sums of the chosen sample after each iteration of the chosen step, and what the network answered."""
+    """The sums of the selected sample after each iteration of the selected step, and the answers of the network."""
     named, step = run.named(), selection.step
     passes = dict(zip(named.steps()["step"], named.steps()["iterations"], strict=True))[step]
     first = named.values(step, "helper_partial_sums", "so far")
@@ -31,19 +31,19 @@ def view(selection: TensorSelection, run: ls.Run) -> Figure | pa.Table | str:
     sums = [values_of(named, step, sample, "helper_partial_sums", "so far", each + 1) for each in range(passes)]
     answers = values_of(named, step, sample, "output", "", passes)
     title = f"{selection.run}, step {step}: the sums of sample {sample}"
-    return drawn(title, np.stack(sums), answers)
+    return draw_sums(title, np.stack(sums), answers)
 
 
 def values_of(named: NamedTensors, step: int, sample: int, name: str, role: str, iteration: int) -> Floats:
-    """The values of one sample of a named tensor; NaN where they were not kept."""
-    found = named.values(step, name, role, iteration)
-    if found is None or sample not in found.samples:
+    """The values of one sample of a named tensor; NaN if they were not kept."""
+    kept = named.values(step, name, role, iteration)
+    if kept is None or sample not in kept.samples:
         return np.full(5, np.nan)
-    return np.asarray(found.array[found.samples.tolist().index(sample)], float)
+    return np.asarray(kept.array[kept.samples.tolist().index(sample)], float)
 
 
-def drawn(title: str, sums: Floats, answers: Floats) -> Figure | pa.Table:
-    """A line for each sequence; its legend says what the network answered and whether that is right."""
+def draw_sums(title: str, sums: Floats, answers: Floats) -> Figure | pa.Table:
+    """A line per sequence; the legend shows the answer of the network and whether it is right."""
     try:
         from matplotlib.figure import Figure
     except ImportError:

@@ -1,7 +1,7 @@
-"""A residual network learns to tell three spirals apart, and one batch of its training is corrupt.
+"""A residual network learns to classify three spirals, and one batch of its training is corrupt.
 
-At two thirds of the training the inputs of one batch are a thousandfold too large, as a broken data shard would make
-them: the loss jumps, and the page shows in which layers the disturbance stays.
+At two thirds of the training the inputs of one batch are a thousand times too large, as from a broken data shard: the
+loss jumps, and the page shows which layers stay disturbed.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ class ResidualBlock(nn.Module):
         self.down = nn.Linear(4 * WIDTH, WIDTH)
 
     def forward(self, x: Tensor) -> Tensor:
-        """The input, and what the block adds to it."""
+        """The input plus the residual."""
         added: Tensor = self.down(self.act(self.up(self.norm(x))))
         return x + added
 
 
 class SpiralNet(nn.Module):
-    """Points of the plane → the spiral arm they belong to."""
+    """Classifies points of the plane by spiral arm."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -51,7 +51,7 @@ class SpiralNet(nn.Module):
 
 
 def batch(generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Noisy points on the arms of a spiral, and their arms."""
+    """Noisy points on the arms of a spiral, and the index of their arm."""
     arm = torch.randint(ARMS, (BATCH,), generator=generator)
     along = torch.rand(BATCH, generator=generator).sqrt()
     angle = 5.0 * along + arm * (2 * math.pi / ARMS) + 0.15 * torch.randn(BATCH, generator=generator)
@@ -59,8 +59,8 @@ def batch(generator: torch.Generator) -> tuple[Tensor, Tensor]:
 
 
 def train(to: Path, steps: int, track: Callable[[range, str], Iterable[int]]) -> None:
-    """Train and record; one batch is corrupt. `track` shows how far it is."""
-    torch.set_num_threads(1)  # the network is too small for more, and the page wants the other core
+    """Train and record; one batch is corrupt. `track` shows the progress."""
+    torch.set_num_threads(1)  # the network is too small for more threads, and the page needs the other core
     torch.manual_seed(0)
     generator = torch.Generator().manual_seed(1)
     model = SpiralNet()
@@ -70,7 +70,7 @@ def train(to: Path, steps: int, track: Callable[[range, str], Iterable[int]]) ->
         for step in track(range(steps), "training"):
             x, y = batch(generator)
             if step == corrupt:
-                run.note("This batch is corrupt: its inputs are a thousandfold too large.")
+                run.note("This batch is corrupt: its inputs are a thousand times too large.")
                 x = x * 1000
             logits = model(x)
             loss = nn.functional.cross_entropy(logits, y)

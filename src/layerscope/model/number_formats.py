@@ -1,4 +1,4 @@
-"""Number formats: how they lie in memory, and what they can hold."""
+"""Number formats: their layout in memory, and the range they represent."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import numpy as np
 
 from layerscope.model.records import Floats
 
-#: Formats of whole words, in the order of the kernel's numbers.
+#: Formats of more than one byte, in the order of the kernel's format numbers.
 WORDS = ("float32", "float64", "bfloat16", "float16", "int16", "uint16", "int32", "uint32", "int64", "uint64")
 
 
 def _floats(mantissa_bits: int, bias: int, size: int = 256) -> Floats:
-    """What `size` patterns of sign, exponent and mantissa mean, as if all were finite."""
+    """Values of all `size` patterns of sign, exponent and mantissa, as if all were finite."""
     pattern = np.arange(size)
     sign, rest = 1 - 2 * (pattern // (size // 2)), pattern % (size // 2)
     field, mantissa = rest >> mantissa_bits, rest & ((1 << mantissa_bits) - 1)
@@ -29,8 +29,8 @@ def _with(values: Floats, special: dict[int, float]) -> Floats:
 
 _NAN, _INF = float("nan"), float("inf")
 
-#: Value of each byte, by format, in the order of the kernel's numbers; the last has two elements in a byte, and
-#: here the value of each half.
+#: Value of each byte, by format, in the order of the kernel's format numbers. The last format packs two elements
+#: into a byte; the table has the value of each half.
 BYTES: dict[str, Floats] = {
     "int8": np.arange(256, dtype=np.uint8).view(np.int8).astype(np.float64),
     "uint8": np.arange(256, dtype=np.float64),
@@ -46,7 +46,7 @@ BYTES: dict[str, Floats] = {
     "float4_e2m1fn_x2": np.pad(_floats(1, 1, 16), (0, 240)),
 }
 
-#: All of them; a format's place is its number.
+#: All formats; the index of a format is its number.
 STORED = (*WORDS, *BYTES)
 
 
@@ -65,19 +65,19 @@ class Range:
 
     @property
     def rounded_to_zero(self) -> float:
-        """Magnitudes below this one become zero; ties go to zero, which is even."""
+        """Magnitudes below this one round to zero; a tie rounds to zero, which is even."""
         return math.nextafter(self.smallest / 2.0, math.inf)
 
     @property
     def rounded_beyond(self) -> float:
-        """Magnitudes from this one on are nearer to what would follow the largest, if there were room for it."""
+        """Magnitudes from this one on overflow: they are closer to the number after the largest than to the largest."""
         spacing = math.ldexp(1.0, math.frexp(self.largest)[1] - 1 - self.mantissa_bits)
         tie = self.largest + spacing / 2.0
         is_even = self.largest / spacing % 2.0 == 0.0
         return math.nextafter(tie, math.inf) if is_even else tie
 
 
-#: By name, the wide ones first.
+#: By name, widest first.
 RANGES = {
     "float32": Range(23, 2.0**-126, (2.0 - 2.0**-23) * 2.0**127),
     "bfloat16": Range(7, 2.0**-126, (2.0 - 2.0**-7) * 2.0**127),

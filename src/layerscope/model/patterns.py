@@ -1,4 +1,4 @@
-"""Patterns → names, with an error that helps when nothing matches."""
+"""Select names by patterns; if nothing matches, the error lists the nearest names."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ from typing import Any
 from layerscope.errors import SelectError
 
 Pattern = str | re.Pattern[str] | type
-#: A name, a glob, a compiled regular expression, for sites also a module class; or a list of them, however nested.
+#: A name, a glob, a compiled regular expression, for sites also a module class; or a list of them, nested or not.
 Patterns = Pattern | Iterable[Any] | None
-ROOT = "(model)"  # the watched model's own site: its path is empty, and a child may be called "model"
+ROOT = "(model)"  # site of the watched model: its path is empty, and a child may be called "model"
 
 
 def listed(patterns: Patterns, what: str = "site") -> tuple[Pattern, ...]:
-    """The patterns as a tuple, whether one or several were given; lists may hold lists."""
+    """One pattern or several as a tuple; nested lists are flattened."""
     if patterns is None:
         return ("*",)
     if isinstance(patterns, str | type) or (isinstance(patterns, re.Pattern) and isinstance(patterns.pattern, str)):
         return (patterns,)
     if not isinstance(patterns, Iterable) or isinstance(patterns, bytes | bytearray):
         raise SelectError(
-            f"A {what} is chosen by a name, a glob, a compiled regular expression{_or_class(what)} or a list of them, "
-            f"not by {patterns!r}."
+            f"A {what} is selected by a name, a glob, a compiled regular expression{_or_class(what)} or a list of "
+            f"them, got {patterns!r}."
         )
     inner = [listed("" if pattern is None else pattern, what) for pattern in patterns]
     return tuple(pattern for several in inner for pattern in several)
 
 
 def selected(patterns: Iterable[Pattern], names: Sequence[str]) -> set[str]:
-    """Names that match any glob or regular expression; of a pattern that is itself a name, that name alone."""
+    """Names that match any glob or regular expression; a pattern that equals a name matches only that name."""
     known = set(names)
     return {hit for pattern in patterns for hit in _hits(pattern, names, known)}
 
@@ -40,9 +40,9 @@ def selected(patterns: Iterable[Pattern], names: Sequence[str]) -> set[str]:
 def matching(
     patterns: Patterns, names: Sequence[str], what: str, classes: Mapping[str, str] | None = None
 ) -> list[str]:
-    """Names that match any of the patterns, in their own order; every pattern must match something.
+    """Names that match any of the patterns, in the order of `names`; every pattern must match something.
 
-    `classes` are the names of the modules' classes by their paths, where there are modules.
+    `classes` maps module paths to class names.
 
     >>> matching("layers.*.mlp", ["layers.0.mlp", "layers.0.attn", "head"], "site")
     ['layers.0.mlp']
@@ -61,18 +61,18 @@ def matching(
 
 
 def only(patterns: Patterns, names: Sequence[str], what: str, classes: Mapping[str, str] | None = None) -> str | None:
-    """The one name that matches, None if nothing is asked for; an error if several do."""
+    """The only name that matches, or None without a pattern; an error if several match."""
     if patterns is None:
         return None
-    found = matching(patterns, names, what, classes)
-    if len(found) == 1:
-        return found[0]
-    some = f"{', '.join(map(repr, found[:5]))}{' …' if len(found) > 5 else ''}" if found else "none"
-    raise SelectError(f"One {what} can be shown, and {patterns!r} matches {len(found)}: {some}. Give one of them.")
+    matches = matching(patterns, names, what, classes)
+    if len(matches) == 1:
+        return matches[0]
+    some = f"{', '.join(map(repr, matches[:5]))}{' …' if len(matches) > 5 else ''}" if matches else "none"
+    raise SelectError(f"Expected one {what}, but {patterns!r} matches {len(matches)}: {some}. Pass one of them.")
 
 
 def unmatched(pattern: str | re.Pattern[str], names: Sequence[str], what: str) -> str:
-    """What to tell somebody whose pattern matches none of the names."""
+    """Error message for a pattern that matches none of the names."""
     word = pattern if isinstance(pattern, str) else pattern.pattern
     if not names:
         return f"No {what} matches {word!r}: nothing is recorded yet."
@@ -89,12 +89,14 @@ def _hits(pattern: Pattern, names: Sequence[str], known: set[str]) -> list[str]:
 
 
 def _of_class(wanted: type, names: Sequence[str], what: str, classes: Mapping[str, str] | None) -> set[str]:
-    """The sites of modules of a class, known by its name, or of a subclass of it; their parameters and buffers too."""
+    """Sites of the modules of a class or its subclasses, by class name, with their parameters and buffers."""
     if what != "site":
-        raise SelectError(f"A {what} is no module, so the class {wanted.__name__} chooses none. Give a name or a glob.")
+        raise SelectError(
+            f"A {what} is not a module, so the class {wanted.__name__} cannot select it. Pass a name or a glob."
+        )
     if not classes:
         raise SelectError(
-            f"The run knows no module classes, so {wanted.__name__} chooses no site: no model was watched. Give a name."
+            f"The run has no module classes, so {wanted.__name__} selects no site: no model was watched. Pass a name."
         )
     called = _names_of(wanted)
     paths = {path for path, name in classes.items() if name in called}
@@ -104,21 +106,21 @@ def _of_class(wanted: type, names: Sequence[str], what: str, classes: Mapping[st
 
 
 def _module_of(site: str, modules: Mapping[str, str]) -> str:
-    """The path of the module that a site is a call of, or a parameter, buffer or named tensor of."""
+    """Path of the module that a site (a call, parameter, buffer or named tensor) belongs to."""
     path, _, call = site.rpartition("#")
     path = path if path and call.isdigit() and site not in modules else site
     return path if path in modules else path.rpartition(".")[0] or ROOT
 
 
 def _names_of(wanted: type) -> set[str]:
-    """The name of a class, and those of its subclasses as far as they are loaded."""
-    found, waiting = set[type](), [wanted]
+    """Names of a class and of its loaded subclasses."""
+    classes, waiting = set[type](), [wanted]
     while waiting:
         one = waiting.pop()
-        if one not in found:
-            found.add(one)
+        if one not in classes:
+            classes.add(one)
             waiting += type.__subclasses__(one)
-    return {one.__name__ for one in found}
+    return {one.__name__ for one in classes}
 
 
 def _or_class(what: str) -> str:

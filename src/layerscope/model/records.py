@@ -1,4 +1,4 @@
-"""The plain records that travel between the layers: no framework, numpy only."""
+"""Plain records that the layers exchange: no framework, numpy only."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ Flags = npt.NDArray[np.bool_]
 Ids = npt.NDArray[np.int32]
 Bytes = npt.NDArray[np.uint8]
 
-UPDATE_RATIO = "ratio"  # a further statistic of updates: ‖Δw‖/‖w‖
-STEP_TYPE = "step"  # of a step to which the user gave none
-SAMPLE_STATISTICS = ("mean", "mean_abs", "std", "abs_max")  # of the values of one sample
+UPDATE_RATIO = "ratio"  # ‖Δw‖/‖w‖, a statistic that only updates have
+STEP_TYPE = "step"  # type of a step without `begin(type=…)`
+SAMPLE_STATISTICS = ("mean", "mean_abs", "std", "abs_max")  # over the values of one sample
 BATCH_STATISTICS = tuple(
     f"{over}_of_sample_{statistic}" for statistic in SAMPLE_STATISTICS for over in ("mean", "std", "abs_max")
 )
@@ -44,7 +44,7 @@ class Kind(str, Enum):
     TENSOR_GRAD = "tensor_grad"
 
 
-#: Statistics that only tensors of some kinds have; those of the user's own may be of any.
+#: Statistics that only some kinds have; any kind may have custom statistics.
 KINDS_WITH = {
     UPDATE_RATIO: (Kind.UPDATE.value,),
     **dict.fromkeys((*BATCH_STATISTICS, SINGULAR_MAX), (Kind.TENSOR.value, Kind.TENSOR_GRAD.value)),
@@ -52,24 +52,24 @@ KINDS_WITH = {
 
 
 class Mode(str, Enum):
-    """Whether the module was training or evaluating."""
+    """Mode of the module during the forward."""
 
     TRAIN = "train"
     EVAL = "eval"
 
 
 class Phase(str, Enum):
-    """When in a step the tensor was read: two readings of one tensor are two different numbers."""
+    """When in a step the tensor was read; the same tensor can differ between two phases."""
 
     FORWARD = "forward"  # in a forward hook
     BACKWARD = "backward"  # in a gradient hook, while backward runs
-    OPTIMIZER = "optimizer"  # after optimizer.step(): gradients as they were applied
-    STEP = "step"  # when the user ended the step
+    OPTIMIZER = "optimizer"  # after optimizer.step(): gradients as applied
+    STEP = "step"  # when run.step() ended the step
 
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """What the rows of one history have in common; equal series are one history."""
+    """Key of a history: rows with equal series are one history over the steps."""
 
     site: str
     port: str
@@ -79,14 +79,14 @@ class Series:
     dtype: str
     shape: tuple[int, ...] = field(default=(), compare=False)  # as first seen
     context: str = ""  # `run.context(name)` around the forward, nested names joined by "/"
-    local: str = ""  # what of the tensor the rank has: "shard", "before reduction", both; "" for all of it
+    local: str = ""  # portion of the tensor on this rank: "shard", "before reduction", both; "" for the whole
 
 
 @dataclass(frozen=True, slots=True)
 class Summaries:
     """The summaries of one step: a row of moments and a run of encoded bit-counts for each series.
 
-    The arrays belong to whoever holds the record: a producer hands them over and never writes them again.
+    The receiver owns the arrays: the producer does not write to them again.
     """
 
     step: int
@@ -96,13 +96,13 @@ class Summaries:
     offsets: Ints  # row i's bit-counts are bits[offsets[i]:offsets[i + 1]]
     bits: Bytes
     alias: Ids  # -1, or the series whose row of the same step holds this row's summary
-    scale: Floats  # the factor the tensor had been multiplied by and was divided by before reading
-    merged: Ids  # how many tensors were added up in the row
+    scale: Floats  # factor of the tensor, divided out before reading
+    merged: Ids  # number of tensors merged into the row
 
 
 @dataclass(frozen=True, slots=True)
 class CustomStatistics:
-    """Statistics of one step that are not in the summaries, such as the user's own: one row for each number."""
+    """Statistics of one step that summaries do not contain, such as the user's: one row per number."""
 
     step: int
     series: Ids
@@ -115,19 +115,19 @@ class Overhead:
     """Time and bytes that recording one step took."""
 
     step: int
-    step_s: float  # from the end of the step before to the end of this one, recording included
-    recording_s: float  # of it, what the recorder took: in the training's threads, and computing time of its writer
-    summaries: int  # tensors summarized
-    bytes: int  # handed to the sink
+    step_s: float  # from the end of the previous step to the end of this one, including recording
+    recording_s: float  # the recorder's share: time in the training's threads and CPU time of the writer
+    summaries: int  # number of summarized tensors
+    bytes: int  # passed to the sink
 
 
 class TensorValues(NamedTuple):
-    """Tensors, or chosen samples of them, kept for one step."""
+    """Values of tensors, or of chosen samples, kept for one step."""
 
     step: int
     series: Sequence[int]
-    samples: Sequence[Ids]  # their places in the batch; none where a tensor has no batch and the array is all of it
-    arrays: Sequence[npt.NDArray[Any]]  # the batch first, one row for each sample; of any type of number, as they are
+    samples: Sequence[Ids]  # indices into the batch; empty if the tensor has no batch and the array is the whole tensor
+    arrays: Sequence[npt.NDArray[Any]]  # batch dimension first, one row per sample; any dtype
     bytes: int  # of the arrays
 
     @classmethod
@@ -138,16 +138,16 @@ class TensorValues(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SampleStats:
-    """Statistics of the chosen samples of one tensor, where their values are not kept."""
+    """Statistics of the chosen samples of one tensor whose values are not kept."""
 
     step: int
     series: int
     samples: Ids
-    numbers: Floats  # one row for each sample, one column for each of SAMPLE_STATISTICS
+    numbers: Floats  # one row per sample, one column per name in SAMPLE_STATISTICS
 
 
 class Metric(NamedTuple):
-    """One number of the training loop, such as its loss."""
+    """One number of the training loop, such as the loss."""
 
     step: int
     name: str
@@ -163,63 +163,63 @@ class StepInfo:
     step: int
     type: str
     iterations: int
-    batch: int  # samples in it, 0 if that is not known
-    graphs: tuple[int, ...]  # number of the dependency graph of iteration 0, 1, 2 …; -1 where nothing was named
-    samples: tuple[int, ...]  # the chosen ones, by their places in the batch
-    categories: tuple[str, ...]  # of each chosen sample, or none
-    losses: tuple[str, ...]  # whose gradients were taken, in order; "" for one without a name
-    reason: str  # why it was kept: "schedule", "keep_if", or the user's words
+    batch: int  # number of samples, 0 if unknown
+    graphs: tuple[int, ...]  # number of the dependency graph of iteration 0, 1, 2 …; -1 if nothing was named
+    samples: tuple[int, ...]  # indices of the chosen samples in the batch
+    categories: tuple[str, ...]  # one per chosen sample, or empty
+    losses: tuple[str, ...]  # losses with recorded gradients, in order; "" for an unnamed one
+    reason: str  # why the step was kept: "schedule", "keep_if", or the text passed to `keep()`
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Something that happened at a step: a note of the user's, a warning, dropped rows."""
+    """Something that happened at a step: a note of the user, a warning, dropped rows."""
 
     step: int
-    level: str  # "note", "info", "warning", "drop", "skipped" (a step whose update was not made), "evaluation"
+    level: str  # "note", "info", "warning", "drop", "skipped" (a step without an update), "evaluation"
     text: str
     time_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class ModuleNode:
-    """One module of the watched model, as it stands in the module tree."""
+    """One module of the watched model."""
 
     path: str  # "" for the model itself
     class_name: str
-    parameters: int  # own elements, without those of its children
+    parameters: int  # number of elements, without those of its children
     detail: str  # extra_repr of the module
 
 
 @dataclass(frozen=True, slots=True)
 class CallNode:
-    """One call of a module within a forward of the watched model, or a tensor that was named in it."""
+    """One call of a module within a forward of the watched model, or a tensor named in it."""
 
-    site: str  # as in the series of its outputs: "encoder.0#2"
-    path: str  # the module's; of a named tensor, that of the module it was named in
-    parent: str  # site of the call it happened in; "" for the outermost
+    site: str  # same as the site of its outputs: "encoder.0#2"
+    path: str  # of the module; for a named tensor, of the module that named it
+    parent: str  # site of the enclosing call; "" for the outermost
     inputs: tuple[tuple[str, tuple[int, ...]], ...]  # port and shape of each tensor
     outputs: tuple[tuple[str, tuple[int, ...]], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class CallEdge:
-    """Data that flows from one call to another; operations between the calls are passed through.
+    """Data that flows from one call to another, directly or through operations between them.
 
-    Both stand side by side in one call, or one of them is the call around the other: then its input is the source, or
-    its output the target.
+    Both calls have the same parent, or one is the parent of the other: then its input is the source, or its output
+    the target.
     """
 
     source: str
     source_port: str
     target: str
     target_port: str
-    join: str = ""  # where several go into the port: names the tensor in which they met, "" if that is not known
+    join: str = ""  # name of the tensor in which several edges into this port merge; "" if unknown
 
 
 @dataclass(frozen=True, slots=True)
 class CallGraph:
-    """The watched model's modules in the order of registration, the calls seen so far, and how data flowed."""
+    """Modules of the watched model in the order of registration, the calls so far, and the data flow between them."""
 
     modules: tuple[ModuleNode, ...]
     calls: tuple[CallNode, ...] = ()
@@ -227,7 +227,7 @@ class CallGraph:
 
 
 class TensorType(str, Enum):
-    """What a named tensor is in the user's network."""
+    """Type of a named tensor in the user's network."""
 
     INPUT = "input"
     TARGET = "target"
@@ -238,7 +238,7 @@ class TensorType(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class NamedNode:
-    """A name in the dependency graph, with the tensors that go by it."""
+    """A name in the dependency graph, and its tensors."""
 
     name: str
     type: TensorType
@@ -251,14 +251,14 @@ class DependencyLink:
 
     source: str
     source_role: str
-    back: int  # how many iterations before the target's the source was recorded
+    back: int  # number of iterations between source and target
     target: str
     target_role: str
 
 
 @dataclass(frozen=True, slots=True)
 class Dependencies:
-    """What was named in one iteration, and what it depends on: equal ones have one number."""
+    """Named tensors of one iteration and their dependencies; equal graphs have the same number."""
 
     number: int
     nodes: tuple[NamedNode, ...]
@@ -269,40 +269,40 @@ Record = Summaries | CustomStatistics | Overhead | TensorValues | SampleStats | 
 
 
 class Sink(Protocol):
-    """Where a recorder's records go. No method waits for a disk."""
+    """Receiver of a recorder's records. No method waits for a disk."""
 
-    cpu_s: float  # seconds of computing time that writing has taken, wherever it was done
+    cpu_s: float  # CPU seconds that writing took, in any thread or process
 
     def series_id(self, series: Series) -> int:
-        """Number of the series, the same for equal series for the life of the run."""
+        """Number of the series; equal series have the same number during the whole run."""
 
     def dependencies_id(self, nodes: tuple[NamedNode, ...], links: tuple[DependencyLink, ...]) -> int:
-        """Number of a dependency graph, the same for equal graphs for the life of the run."""
+        """Number of a dependency graph; equal graphs have the same number during the whole run."""
 
     def put(self, *records: Record) -> None:
-        """Take over records; their arrays must not be written again."""
+        """Enqueue records; the caller must not write to their arrays again."""
 
     def when_program_ends(self, close: Callable[[], Callable[[], None] | None]) -> None:
-        """Give a weak reference to what closes the recorder, to be called if the program ends before `close`."""
+        """Register a weak reference to the function that closes the recorder if the program ends before `close`."""
 
     def call_soon(self, close: Callable[[], None]) -> None:
-        """Have what closes the recorder called on another thread. Waits for no lock: finalizers call this."""
+        """Call the function that closes the recorder on another thread. Takes no lock: finalizers call this."""
 
     def close(self) -> None:
-        """Write what was taken, then stop."""
+        """Write everything enqueued, then stop."""
 
 
 def call_site(name: str, number: int) -> str:
-    """Site of a call of a module, or of a tensor named in an iteration: the name for the first, else `name#2`."""
+    """Site of the n-th call of a module, or of a tensor named in iteration n: `name`, then `name#2`, `name#3` …."""
     return name if number == 1 else f"{name}#{number}"
 
 
 def name_in(site: str, known: Container[str]) -> str:
-    """What is called or named at a site: `fc` of `fc#2`, unless that as a whole is a name that is known."""
+    """Name of the module or tensor at a site: `fc` for `fc#2`, unless `fc#2` itself is a known name."""
     name, _, number = site.rpartition("#")
     return name if name and number.isdigit() and site not in known else site
 
 
 def gradient_port(role: str, loss: str) -> str:
-    """Port of the gradient of a named tensor; losses that were given a name have gradients of their own."""
+    """Port of the gradient of a named tensor; each named loss has its own."""
     return f"{role or ONLY_ROLE}@{loss}" if loss else role or ONLY_ROLE

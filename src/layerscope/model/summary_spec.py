@@ -1,18 +1,18 @@
-"""What a summary is: its moments, its bit-counts, how two are merged and what is derived from them.
+"""Specification of a summary: its moments, its bit-counts, their encoding, and how summaries merge.
 
-A summary of a tensor holds two things, both merged by addition:
+A summary of a tensor has two parts, both merged by addition:
 
 * **moments**: one float64 per name in `MOMENTS`. Counts are over all elements, sums and extremes over
-  the finite ones. An extreme of no element is NaN. A sum that leaves float64 is ±Inf, or NaN where both met.
-  Where `sum2` leaves it, the higher powers are beyond reach, and `sum3`, `sum4` and `sum8` hold the sums of y, |y| and
-  y² in their place, with y = x / 2**600: `mean`, `std`, `rms` and `norm` then come from these.
-* **bit-counts**: how many finite, non-zero elements share sign, exponent and the top `m` mantissa bits.
+  the finite ones. An extreme of no elements is NaN. A sum that overflows float64 is ±Inf, or NaN if both occur.
+  If `sum2` overflows, so do the higher powers: `sum3`, `sum4` and `sum8` then contain the sums of y, |y| and y²
+  with y = x / 2**600 instead, and `mean`, `std`, `rms` and `norm` are derived from these.
+* **bit-counts**: the number of finite, non-zero elements that share sign, exponent and the top `m` mantissa bits.
 
 The bucket of x is its *code*: `sign(x) * ((floor(log2 |x|) + 1075) << m | top m mantissa bits)`, by value, not by
 the storage format: a float16 subnormal and the same number in float64 have the same code. Codes sort as
-the values do, zero has none, and dropping one bit of |code| halves the resolution: summaries of
-different m merge by folding to the smaller. m is 3 (a value is known to 12 %), unless that leaves fewer
-than `FINE_BELOW` buckets occupied: then the tensor is counted with the `fine_m` of its range.
+the values do, zero has no code, and dropping one bit of |code| halves the resolution: summaries of
+different m merge by folding to the smaller. m is 3 (a bucket is at most 12 % wide). If that occupies fewer than
+`FINE_BELOW` buckets, the tensor is counted with the `fine_m` of its range.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ COUNTS = ("count", "finite", "zeros", "subnormal", "nan", "pos_inf", "neg_inf")
 SUMS = ("sum", "sum_abs", "sum2", "sum3", "sum4", "sum8")
 EXTREMES = ("min", "max", "abs_min", "abs_max")  # abs_min: smallest non-zero magnitude
 MOMENTS = COUNTS + SUMS + EXTREMES
-ADDED = len(COUNTS) + len(SUMS)  # the first ADDED moments merge by addition, the rest by extremes
+ADDED = len(COUNTS) + len(SUMS)  # the first ADDED moments merge by addition, the others by minimum or maximum
 COLUMN = {name: column for column, name in enumerate(MOMENTS)}
-DOWN = 600  # elements are divided by 2**DOWN where the sum of their squares leaves float64
+DOWN = 600  # elements are divided by 2**DOWN if the sum of their squares overflows float64
 _SUM2 = COLUMN["sum2"]
 _PLAIN, _SMALL = slice(len(COUNTS), len(COUNTS) + 3), slice(len(COUNTS) + 3, ADDED)
 
@@ -41,7 +41,7 @@ FINEST_M = 10
 FINE_BELOW = 12
 FINE_COUNTERS = 1 << 16
 
-#: Smallest normal magnitude of each format whose tensors can be summarized: below it a value is subnormal.
+#: Smallest normal magnitude of each supported format; smaller values are subnormal.
 SMALLEST_NORMAL = {
     "float64": 2.0**-1022,
     "float32": 2.0**-126,
@@ -67,7 +67,7 @@ SMALLEST_NORMAL = {
 
 @dataclass(frozen=True, slots=True)
 class BitCounts:
-    """Occupied buckets in ascending order, and how many elements fell into each."""
+    """Occupied buckets in ascending order, and the number of elements in each."""
 
     m: int
     codes: Ids
@@ -76,14 +76,14 @@ class BitCounts:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """Moments and bit-counts of one tensor, or of several added up."""
+    """Moments and bit-counts of one tensor, or of several merged."""
 
     moments: Floats
     bits: BitCounts
 
 
 def fine_m(smallest_exponent: int, largest_exponent: int) -> int:
-    """Mantissa bits to count a narrow tensor with: as many as fit `FINE_COUNTERS` for its range of exponents."""
+    """Mantissa bits for a narrow tensor: as many as fit into `FINE_COUNTERS` for its range of exponents."""
     m = FINEST_M
     while m > COARSE_M and (largest_exponent - smallest_exponent + 1) << m > FINE_COUNTERS:
         m -= 1
@@ -125,9 +125,9 @@ def count_codes(codes: Ids, m: int) -> BitCounts:
 
 
 def fold(bits: BitCounts, m: int) -> BitCounts:
-    """The same counts with m mantissa bits, at most as many as before."""
+    """The same counts with fewer mantissa bits."""
     if m > bits.m:
-        raise ValueError(f"Counts kept with {bits.m} mantissa bits cannot be unfolded to {m}.")
+        raise ValueError(f"Counts with {bits.m} mantissa bits cannot be refined to {m}.")
     if m == bits.m:
         return bits
     coarse = np.sign(bits.codes) * (np.abs(bits.codes) >> (bits.m - m))
@@ -142,7 +142,7 @@ def _grouped(m: int, codes: Ids, counts: Ints) -> BitCounts:
 
 
 def merge_bits(parts: list[BitCounts]) -> BitCounts:
-    """The counts of all parts together, at the resolution of the coarsest."""
+    """The counts of all parts merged, at the resolution of the coarsest."""
     m = min(part.m for part in parts)
     folded = [fold(part, m) for part in parts]
     return _grouped(m, np.concatenate([f.codes for f in folded]), np.concatenate([f.counts for f in folded]))
@@ -155,16 +155,16 @@ def small_sums(moments: Floats) -> Floats:
 
 
 def put_small_sums(moments: Floats, sums: Callable[[], Floats]) -> None:
-    """Give the rows whose `sum2` has left float64 what `sums` says; it is asked only if there are any."""
+    """Set `sum3`, `sum4` and `sum8` of the rows whose `sum2` overflowed to `sums()`, called only if there are any."""
     beyond = np.isinf(moments[:, _SUM2])
     if beyond.any():
         moments[beyond, _SMALL] = sums()[beyond]
 
 
 def merge_moments(rows: Floats) -> Floats:
-    """One row of moments for the rows of several tensors."""
+    """Merged moments of several rows."""
     merged = np.empty(len(MOMENTS))
-    with np.errstate(invalid="ignore", over="ignore"):  # Inf - Inf is NaN, and said so
+    with np.errstate(invalid="ignore", over="ignore"):  # Inf - Inf is NaN, as specified
         merged[:ADDED] = rows[:, :ADDED].sum(axis=0)
     put_small_sums(merged[None], lambda: small_sums(rows).sum(axis=0)[None])
     for name, combine in (("min", np.fmin), ("max", np.fmax), ("abs_min", np.fmin), ("abs_max", np.fmax)):
@@ -173,7 +173,7 @@ def merge_moments(rows: Floats) -> Floats:
 
 
 def merge(*parts: Summary) -> Summary:
-    """The summary of all parts' elements together."""
+    """The summary of the elements of all parts together."""
     moments = merge_moments(np.stack([part.moments for part in parts]))
     return Summary(moments, merge_bits([part.bits for part in parts]))
 
@@ -181,7 +181,7 @@ def merge(*parts: Summary) -> Summary:
 def encode(bits: BitCounts) -> bytes:
     """Bit-counts as bytes: LEB128 numbers, first the gaps between the codes, then as many counts.
 
-    The first gap counts from below the most negative code, `-((TOP_FIELD << m) + 1)`: every gap is at least 1.
+    The first gap starts below the most negative code, `-((TOP_FIELD << m) + 1)`: every gap is at least 1.
     """
     origin = -((TOP_FIELD << bits.m) + 1)
     gaps = np.diff(bits.codes.astype(np.int64), prepend=origin)
@@ -195,7 +195,7 @@ def encode(bits: BitCounts) -> bytes:
 
 
 def _numbers(encoded: Bytes) -> tuple[Ints, Ints]:
-    """All LEB128 numbers in a run of bytes, and the position behind each."""
+    """All LEB128 numbers in a byte array, and the end position of each."""
     goes_on = encoded >= 0x80
     begins = np.concatenate(([True], ~goes_on[:-1]))[: len(encoded)]
     numbers = (encoded[begins] & 0x7F).astype(np.int64)
@@ -209,10 +209,10 @@ def _numbers(encoded: Bytes) -> tuple[Ints, Ints]:
 
 
 def decode_rows(m: Bytes, offsets: Ints, encoded: Bytes) -> tuple[Ints, Ids, Ints]:
-    """Bit-counts of many rows at once: the row each bucket belongs to, its code, its count.
+    """Bit-counts of many rows at once: row, code and count of each bucket.
 
-    `encoded` begins with row 0; row i, of `m[i]` mantissa bits, ends `offsets[i + 1] - offsets[0]` bytes later.
-    Rows cut out of a larger column keep their offsets.
+    `encoded` starts with row 0; row i, with `m[i]` mantissa bits, ends at byte `offsets[i + 1] - offsets[0]`.
+    A slice of a larger column may keep its offsets.
     """
     offsets = offsets - offsets[0]
     numbers, ends = _numbers(encoded[: offsets[-1]])
@@ -228,7 +228,7 @@ def decode_rows(m: Bytes, offsets: Ints, encoded: Bytes) -> tuple[Ints, Ids, Int
 
 
 def decode(m: int, encoded: bytes) -> BitCounts:
-    """The bit-counts that `encode` turned into bytes."""
+    """Inverse of `encode`."""
     data = np.frombuffer(encoded, np.uint8)
     _, codes, counts = decode_rows(np.array([m], np.uint8), np.array([0, len(data)]), data)
     return BitCounts(m, codes, counts)

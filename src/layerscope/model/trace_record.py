@@ -1,6 +1,6 @@
-"""The record of one pass: operations, module calls, parameters. Plain data, no framework.
+"""The record of one trace: operations, module calls, parameters. Plain data, no framework.
 
-Named tuples, since there are thousands: a frozen dataclass of so many fields takes ten times as long to make.
+Operations are named tuples because there are thousands: a frozen dataclass takes ten times as long to create.
 """
 
 from __future__ import annotations
@@ -12,26 +12,26 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 Snippet = tuple[int, tuple[str, ...]]  # number of the first line, and the lines
 Code = Mapping[tuple[str, int], Snippet]  # file and line → the lines around it
-#: What tells the layer of an operation: function, position, parameters, site, path of its module, arguments, parents,
-#: buffers. The site is None where no call gave the tensor: an input, a constant, an output.
+#: What determines the layer of an operation: function, position, parameters, site, path of its module, arguments,
+#: parents, buffers. The site is None for an input, a constant or an output, which no call computed.
 Outline = tuple[
     str, int, tuple[str, ...], int | None, str, tuple[tuple[str, str], ...], tuple[int, ...], tuple[str, ...]
 ]
 
 
 class Role(str, Enum):
-    """What a node of the graph is."""
+    """Role of a node of the graph."""
 
     INPUT = "input"
     OUTPUT = "output"
-    CONSTANT = "constant"  # its making was not seen: an attribute, another thread
+    CONSTANT = "constant"  # its creation was not observed: an attribute, another thread
     OPERATION = "operation"
 
 
 class Parent(NamedTuple):
     """One tensor argument of an operation."""
 
-    argument: str  # "0", "mask", "0.2" for the third tensor of a list in first place
+    argument: str  # "0", "mask", "0.2" for the third tensor of a list passed as first argument
     operation: int
 
 
@@ -44,13 +44,13 @@ class StackFrame(NamedTuple):
 
 
 class CodeFrame(NamedTuple):
-    """One line of the call stack, and the code around it."""
+    """One line of the call stack, with the code around it."""
 
     file: str
     line: int
     function: str
-    first: int  # number of the first of the lines
-    lines: tuple[str, ...]  # none where the file cannot be read
+    first: int  # line number of the first line
+    lines: tuple[str, ...]  # empty if the file cannot be read
 
     def __str__(self) -> str:
         numbered = enumerate(self.lines, self.first)
@@ -59,20 +59,20 @@ class CodeFrame(NamedTuple):
 
 
 class Operation(NamedTuple):
-    """One tensor of the pass and how it was computed. A call with several results is several operations."""
+    """One tensor of the forward pass and how it was computed. A call with several results is several operations."""
 
-    index: int  # type: ignore[assignment]  # a tuple has a method of that name
+    index: int  # type: ignore[assignment]  # tuples have a method of that name
     role: Role
     function: str  # "conv2d"; "add" for `+`, `add_` and `__radd__` alike
     parents: tuple[Parent, ...]
-    arguments: dict[str, str]  # those that are no tensors, as text
-    parameters: tuple[str, ...]  # those it took
+    arguments: dict[str, str]  # arguments that are not tensors, as text
+    parameters: tuple[str, ...]  # parameters it used
     buffers: tuple[str, ...]
-    call: int  # index of the module call it happened in
-    site: int  # equal for operations of the same place in the code, reached the same way
-    frames: tuple[StackFrame, ...]  # innermost first, as far as the forward of its module
-    lead: int  # the first operation of the same function call
-    position: int  # which of the call's results
+    call: int  # index of the enclosing module call
+    site: int  # equal for operations on the same line with the same call stack
+    frames: tuple[StackFrame, ...]  # innermost first, up to the forward of its module
+    lead: int  # index of the first operation of the same function call
+    position: int  # index among the results of the call
     shape: tuple[int, ...]
     dtype: str
     device: str
@@ -84,12 +84,12 @@ class Operation(NamedTuple):
     is_random: bool
     grad_mode: bool
     autocast: str | None
-    written: tuple[str, ...] = ()  # buffers and parameters that its call wrote, by whatever view of their memory
+    written: tuple[str, ...] = ()  # buffers and parameters that the call wrote, through any view of their memory
 
 
 @runtime_checkable
 class Outlined(Protocol):
-    """Operations that tell what layers are made from without being put into words one by one."""
+    """Operations that provide what layers depend on without building each record."""
 
     def outlines(self) -> Iterator[Outline]:
         """The outline of each operation, in order."""
@@ -98,15 +98,15 @@ class Outlined(Protocol):
 
 @runtime_checkable
 class Columnar(Protocol):
-    """Operations whose fields are columns: to look at one field of all, no operation has to be put together."""
+    """Operations stored as columns: reading one field of all builds no record."""
 
     def column(self, name: str) -> Sequence[Any]:
-        """One field of all operations; of `parents` the operations alone."""
+        """One field of all operations; for `parents` only the indices of the operations."""
         ...
 
 
-def field_of_all(operations: Sequence[Operation], name: str) -> Sequence[Any]:  # Any: whatever the field holds
-    """One field of all operations; of `parents` the operations alone."""
+def field_of_all(operations: Sequence[Operation], name: str) -> Sequence[Any]:  # Any: the type of the field
+    """One field of all operations; for `parents` only the indices of the operations."""
     if isinstance(operations, Columnar):
         return operations.column(name)
     if name == "parents":
@@ -119,7 +119,7 @@ class ModuleCallRecord(NamedTuple):
 
     path: str  # "" for the model itself
     number: int  # 1 for the module's first call
-    parent: int | None  # the call it happened in
+    parent: int | None  # index of the enclosing call
     class_name: str
     training: bool
     frames: tuple[StackFrame, ...]
@@ -140,7 +140,7 @@ class ParameterRecord(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TraceRecord:
-    """Everything known of one pass but the values."""
+    """Everything recorded of one forward pass, except the values."""
 
     model: str  # name of the model's class, or of the function
     operations: Sequence[Operation]
@@ -149,5 +149,5 @@ class TraceRecord:
     modules: tuple[tuple[str, str], ...]  # path and class of every module, called or not
     elapsed_s: float
     seed: int | None
-    failure: str | None = None  # the error that ended the pass
-    stale: frozenset[int] = field(default_factory=frozenset)  # operations whose kept value is not proven current
+    failure: str | None = None  # the exception that ended the forward
+    stale: frozenset[int] = field(default_factory=frozenset)  # operations whose kept value may have changed

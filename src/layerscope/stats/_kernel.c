@@ -1,12 +1,12 @@
-/* Moments and bit-counts of one tensor in one pass over memory; `spec.py` says what they are.
+/* Moments and bit-counts of one tensor in one pass over memory; `summary_spec.py` defines them.
 
-   The tensor is walked in blocks that stay in the first-level cache. Each block is looked at for its extremes
-   in integer arithmetic, then summed in float64, then counted by its leading bits. Blocks of ordinary numbers
-   take that fast path; a block with a NaN, an infinity or a subnormal goes through `odd_block`, element by element.
-   Of formats of one byte, only the bytes are counted; what they mean is worked out from 256 counts.
+   The tensor is read in blocks that fit into the L1 cache. For each block the kernel computes the extremes in integer
+   arithmetic, then the sums in float64, then the counts by leading bits. Blocks of normal numbers take this fast path;
+   a block with a NaN, an infinity or a subnormal goes through `odd_block`, element by element. For formats of one byte,
+   the kernel only counts bytes and derives everything from the 256 counts.
 
-   Counts by bits go into tables of the caller's scratch memory, which are all zero between two calls: only the
-   buckets between the smallest and the largest magnitude are read, and cleared while they are read. */
+   Counts by bits go into tables in the caller's scratch memory, which are zero between two calls: the kernel reads
+   only the buckets between the smallest and the largest magnitude, and clears them while it reads them. */
 
 #ifndef Py_LIMITED_API
 #define Py_LIMITED_API 0x030A0000
@@ -25,7 +25,7 @@ typedef struct {
     uint64_t in_bucket[BUCKETS];
 } scratch;
 
-enum { RELEASE_GIL_FROM = 1 << 18 }; /* elements: releasing for less invites threads to fight for the lock */
+enum { RELEASE_GIL_FROM = 1 << 18 }; /* elements: below, threads contend for the lock */
 enum { MOMENTS = 7 + SUMS + 4 };
 
 /* Where summaries go; `Target` in `kernel.py`. */
@@ -33,7 +33,7 @@ typedef struct {
     scratch *scratch;
     const double *byte_values; /* 256 for each one-byte format */
     double *moments;
-    int64_t *ends; /* end of each row's bit-counts << 4 | m, behind a zero */
+    int64_t *ends; /* end of each row's bit-counts << 4 | m, after a leading zero */
     uint8_t *bits;
     int64_t rows, row_capacity, bits_capacity;
 } target;
@@ -76,7 +76,7 @@ static uint64_t *place_of(tables *t, int code) {
     return code < 0 ? t->counts + NEGATIVE - code : t->counts + code;
 }
 
-/* Elements in one fine bucket, cleared where they are counted. */
+/* Number of elements in one fine bucket, which is cleared. */
 static uint64_t take_fine(tables *t, int k, int at, int copies) {
     uint64_t n = 0;
     for (int copy = 0; copy < copies; copy++) {
@@ -86,7 +86,7 @@ static uint64_t take_fine(tables *t, int k, int at, int copies) {
     return n;
 }
 
-/* List the fine buckets inside the k-th coarse one behind those listed, and clear them. */
+/* List the fine buckets inside the k-th coarse one after those listed, and clear them. */
 static int list_fine(scratch *s, int k, int coarse, int m, int copies, int listed) {
     int negative = coarse < 0, base = abs(coarse) << (m - COARSE_M);
     for (int half = 0; half < 2; half++) {
@@ -181,7 +181,7 @@ static int64_t most_bytes(const tensor *x) {
     return (x->count < buckets / 2 ? 2 * x->count : buckets) * 13;
 }
 
-/* Summaries of the tensors, one row each, until all are made or the target is full. */
+/* Summarize the tensors, one row each, until all are done or the target is full. */
 static void fill_rows(const tensor *x, Py_ssize_t tensors, target *to, int threads) {
     uint64_t rules = set_rules(DEFAULT_RULES);
     for (; tensors-- && to->rows < to->row_capacity; x++) {
@@ -200,7 +200,7 @@ static void fill_numbers(const tensor *x, int64_t rows, double *to, double *over
     set_rules(rules);
 }
 
-/* Where all goes that is read of a tensor beside its summary. */
+/* Destinations of everything computed of a tensor besides its summary. */
 typedef struct {
     int64_t rows;
     double *numbers, *over;
@@ -208,7 +208,7 @@ typedef struct {
     size_t bytes;
 } beside;
 
-/* All of it, unless the target is full. */
+/* Compute all of it, unless the target is full. */
 static void fill_all(const tensor *x, target *to, int threads, const beside *rest) {
     int64_t before = to->rows;
     fill_rows(x, 1, to, threads);
@@ -223,7 +223,7 @@ static int64_t number_at(PyObject *plan, Py_ssize_t place) {
     return PyLong_AsLongLong(PyList_GetItem(plan, place));
 }
 
-/* Read tensors off the plan; how many elements they have together, or -1 with an error set. */
+/* Parse the tensors of the plan; returns their total number of elements, or -1 with an error set. */
 static int64_t read_plan(PyObject *plan, Py_ssize_t tensors, const target *to, tensor *x) {
     int64_t elements = 0;
     for (Py_ssize_t i = 0; i < tensors; i++, x++) {

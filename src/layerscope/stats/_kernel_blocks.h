@@ -1,4 +1,4 @@
-/* How `_kernel.c` walks a tensor: block by block, in the tensor's own format. Included once, by it. */
+/* Reads a tensor block by block, in the tensor's own format. Included once, by `_kernel.c`. */
 
 #include <math.h>
 #include <stdint.h>
@@ -11,7 +11,7 @@ enum { COARSE_M = 3, FINEST_M = 10, FINE_BELOW = 12, FINE_COUNTERS = 1 << 16, TO
 enum { BLOCK = 2048 };            /* elements: 8 kB of float32 */
 enum { FINE_CODES = 1 << (FINEST_M - COARSE_M) };
 
-/* A bucket's place in `counts` is its code, plus NEGATIVE below zero. A float64 with exponent field e has code
+/* The index of a bucket in `counts` is its code, plus NEGATIVE below zero. A float64 with exponent field e has code
    ((e + 52) << 3 | top), a float32 ((e + 948) << 3 | top). */
 enum { NEGATIVE = 16384 + 512, DOUBLE_SHIFT = 52 << COARSE_M, FLOAT_SHIFT = 948 << COARSE_M };
 enum { FLOAT_BUCKETS = 4096 + 272, FLOAT_NEGATIVE = 2048, BUCKETS = 2 * NEGATIVE }; /* + 272: other cache sets */
@@ -23,23 +23,23 @@ typedef int64_t lane_bits __attribute__((vector_size(32)));
 
 static const uint64_t MAGNITUDE = 0x7fffffffffffffff, INFINITE = 0x7ff0000000000000;
 
-/* What one thread counts into; all zero between two tensors. */
+/* The counters of one thread; all zero between two tensors. */
 typedef struct {
     uint64_t counts[BUCKETS];
-    uint32_t quick[4][FLOAT_BUCKETS]; /* four tables, so that equal neighbors need not wait for each other */
+    uint32_t quick[4][FLOAT_BUCKETS]; /* four tables, so that equal neighbors do not depend on each other */
     uint64_t bytes[256];              /* one-byte formats: how often each byte occurs */
     uint64_t fine[4][FINE_BELOW][FINE_CODES];
     uint64_t seen[FINE_BELOW][FINE_CODES / 64]; /* where the first of `fine` is not zero, if that alone is in use */
 } tables;
 
-/* Formats of one byte have numbers from ONE_BYTE on and come with a list of what each byte means. */
+/* Formats of one byte have numbers from ONE_BYTE on and come with the value of each byte. */
 enum kind { FLOAT32, FLOAT64, BFLOAT16, FLOAT16, INT16, UINT16, INT32, UINT32, INT64, UINT64, ONE_BYTE };
 enum { TWO_IN_A_BYTE = ONE_BYTE + 8, NUMBERS }; /* the one format of half a byte */
 static const int SIZE[] = {4, 8, 2, 2, 2, 2, 4, 4, 8, 8, 1};
 
 typedef struct {
     const char *address;
-    int64_t count; /* of bytes, where two elements share one */
+    int64_t count; /* of bytes, if two elements share one */
     enum kind kind;
     int two_in_a_byte;
     int normal_code;      /* code of the format's smallest normal number */
@@ -50,14 +50,14 @@ enum { SUM, SUM_ABS, SUM2, SUM3, SUM4, SUM8, SUMS };
 
 typedef struct {
     int64_t zeros, nan, pos_inf, neg_inf;
-    int64_t in_quick; /* elements counted in `quick` since it was last emptied */
+    int64_t in_quick; /* elements counted in `quick` since it was last flushed */
     double sums[SUMS];
     double low, high, abs_low; /* of finite elements; abs_low of non-zero ones, INFINITY before the first */
-    int quick_tables;          /* how many of `quick` are in use: one for few elements, as emptying takes longer */
+    int quick_tables;          /* how many of `quick` are in use: one for few elements, because flushing takes longer */
     tables *tables;
 } tally;
 
-/* Room for a block in each form it can take on its way. */
+/* Buffers for a block in each of its forms. */
 typedef struct {
     double doubles[BLOCK];
     float floats[BLOCK];
@@ -150,7 +150,7 @@ INLINE void count_four(uint32_t (*quick)[FLOAT_BUCKETS], const bits32 *bits, int
     quick[3 % quick_tables][(uint32_t)second >> 20]++;
 }
 
-/* Summing and counting in one loop: they use different parts of the processor. Counts into as many tables as said. */
+/* Summing and counting in one loop: they use different units of the processor. */
 INLINE void add_floats(tally *t, const float *x, int n, int counting) {
     const bits32 *bits = (const bits32 *)x;
     const lanes none = {0};
@@ -186,7 +186,7 @@ INLINE void add_doubles(tally *t, const double *x, int n, int counting) {
     }
 }
 
-/* Count n elements of any value, and say whether it is finite. */
+/* Count n elements of one value; returns whether it is finite. */
 INLINE int count_value(tally *t, double value, int64_t n) {
     uint64_t bits = bits_of(value), magnitude = bits & MAGNITUDE;
     if (magnitude >= INFINITE) {
@@ -212,7 +212,7 @@ INLINE void odd_block(tally *t, double *x, int n) {
     add_doubles(t, x, n, 0);
 }
 
-/* Bytes are only counted here; `add_bytes` knows what they mean. */
+/* Bytes are only counted here; `add_bytes` decodes them. */
 INLINE void byte_block(tally *t, const uint8_t *x, int n) {
     uint32_t(*quick)[FLOAT_BUCKETS] = t->tables->quick;
     int i = 0;
@@ -272,7 +272,7 @@ INLINE void empty_floats(tally *t) {
     }
 }
 
-/* Move what `quick` holds to where there is room for more. */
+/* Flush `quick` into `counts`, whose counters are wider. */
 INLINE void empty_quick(const tensor *x, tally *t) {
     if (t->in_quick == 0) return;
     t->in_quick = 0;
@@ -349,7 +349,7 @@ INLINE void double_block(tally *t, const double *x, int n, block_buffers *room) 
     counts[NEGATIVE] = kept_negative;
 }
 
-/* ---- from the tensor's format to blocks of float32 or float64, exact but for 64-bit integers beyond 2**53 ---- */
+/* ---- from the tensor's format to blocks of float32 or float64, exact except for 64-bit integers beyond 2**53 ---- */
 
 INLINE int is_wide(enum kind kind) {
     return kind == FLOAT64 || kind >= INT32;
@@ -423,12 +423,12 @@ INLINE void walk(const tensor *x, int64_t start, int64_t end, tally *t) {
     }
 }
 
-/* How many tables of `fine` are in use: one where listing them all would take longer than waiting for one. */
+/* How many tables of `fine` are in use: one if listing all would take longer than depending on one. */
 INLINE int fine_copies(const tensor *x) { return x->count > 8 * BLOCK && x->kind != ONE_BYTE ? 4 : 1; }
 
 typedef uint64_t fine_row[FINE_CODES], seen_row[FINE_CODES / 64];
 
-/* Count n elements of one value again, finely. `owners` must hold, at each occupied coarse bucket, its row of `fine`. */
+/* Count n elements of one value again, finely. `owners` maps each occupied coarse bucket to its row of `fine`. */
 INLINE void count_finely(double value, uint64_t n, const uint64_t *owners, int m, fine_row *fine, seen_row *seen) {
     uint64_t bits = bits_of(value), magnitude = bits & MAGNITUDE;
     if (magnitude - 1 >= INFINITE - 1) return; /* zero, infinite or NaN */

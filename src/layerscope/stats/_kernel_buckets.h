@@ -1,9 +1,9 @@
-/* Buckets of stored bit-counts: decoding them, adding up rows, counting between edges, quantiles. Included once, by
-   `_kernel.c`. Each function gives what the function of the same name in `buckets.py` gives with numpy. */
+/* Buckets of stored bit-counts: decoding, merging rows, counting between edges, quantiles. Included once, by `_kernel.c`.
+   Each function computes the same as the numpy function of the same name in `derived.py`. */
 
 #include <stdlib.h>
 
-/* Columns of `BitRows` in `buckets.py`. */
+/* Columns of `BitRows` in `derived.py`. */
 typedef struct {
     int64_t *row;
     double *low, *high;
@@ -11,7 +11,7 @@ typedef struct {
     int32_t *exponent;
 } buckets;
 
-/* Bit-counts as they are stored; row i of `m[i]` mantissa bits ends `offsets[i + 1] - offsets[0]` bytes from the start. */
+/* Encoded bit-counts; row i of `m[i]` mantissa bits ends `offsets[i + 1] - offsets[0]` bytes from the start. */
 typedef struct {
     const uint8_t *m;
     const int64_t *offsets;
@@ -79,7 +79,7 @@ static int comes_first(const bucket *a, const bucket *b) {
     return a->low < b->low || (a->low == b->low && a->high <= b->high);
 }
 
-/* Two sorted runs as one, equal buckets added up; how many that are. */
+/* Merge two sorted runs and add equal buckets; returns the number of buckets. */
 static int64_t merge_two(const bucket *a, int64_t in_a, const bucket *b, int64_t in_b, bucket *to) {
     const bucket *end_a = a + in_a, *end_b = b + in_b, *start = to;
     while (a < end_a && b < end_b) {
@@ -114,7 +114,7 @@ static int64_t merge_runs(bucket **runs, bucket **other, int64_t *lengths, int64
     return count ? lengths[0] : 0;
 }
 
-/* The buckets of each group of rows, `starts[g]` to `starts[g + 1]`, added up; how many, or -1 without memory. */
+/* Merge the buckets of each group of rows, `starts[g]` to `starts[g + 1]`; returns their number, or -1 without memory. */
 static int64_t decode_groups(const stored *all, const int64_t *starts, int64_t groups, buckets *to) {
     int64_t most_rows = 1, most_bytes = 1, n = 0;
     for (int64_t g = 0; g < groups; g++) {
@@ -149,7 +149,7 @@ static int64_t edge_from(const double *edges, int64_t count, int64_t at, double 
     return at;
 }
 
-/* Adds a bucket: whole to the first edge it lies below, and to each edge inside it the part that is below. */
+/* Add a bucket: completely to the first edge above it, and its share to each edge inside it. */
 static int64_t add_between(const buckets *of, int64_t k, const double *edges, int64_t count, int64_t at, double *whole,
                            double *parts) {
     double low = of->low[k], high = of->high[k], in_bucket = (double)of->counts[k];
@@ -164,7 +164,7 @@ static int64_t add_between(const buckets *of, int64_t k, const double *edges, in
     return first;
 }
 
-/* How many elements of each row lie below each edge, (rows, edges); -1 without memory. */
+/* Number of elements of each row below each edge, (rows, edges); -1 without memory. */
 static int cumulative(const buckets *of, int64_t n, const double *edges, int64_t count, int64_t rows, double *to) {
     double *whole = malloc((size_t)(count + 1) * sizeof *whole);
     if (whole == NULL) return -1;
@@ -187,8 +187,8 @@ static int cumulative(const buckets *of, int64_t n, const double *edges, int64_t
     return 0;
 }
 
-/* One quantile of the row whose buckets are k to end - 1; its zeros stand between the signs. `so_far` elements are in the
-   rows before: as in numpy, which adds up all rows, the place is rounded with them. */
+/* One quantile of the row whose buckets are k to end - 1; its zeros are between the signs. `so_far` elements are in the
+   previous rows: numpy accumulates over all rows, so the position is rounded in the same way. */
 static double quantile(const buckets *of, int64_t k, int64_t end, int64_t zeros, int64_t so_far, int64_t total,
                        double share) {
     double before = (double)(so_far + total) - (double)total, wanted = share * ((double)(so_far + total) - before);
@@ -221,7 +221,7 @@ static void quantiles(const buckets *of, int64_t n, const double *zeros, int64_t
 
 /* ---- Python ---- */
 
-/* The arguments, all of them numbers or addresses; 0 with an error set when they are not. */
+/* The arguments, all of them numbers or addresses; returns 0 with an error set if they are not. */
 static int read_numbers(PyObject *const *args, Py_ssize_t given, Py_ssize_t expected, int64_t *to) {
     if (given != expected) {
         PyErr_Format(PyExc_TypeError, "%zd numbers are expected, not %zd", expected, given);

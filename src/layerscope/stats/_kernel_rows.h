@@ -1,7 +1,7 @@
 /* Mean, mean magnitude, standard deviation and largest magnitude of each row of a matrix. Included once, by `_kernel.c`.
 
-   Everything is summed in float64. Deviations are taken from the row's first element, so that a mean far from zero
-   costs no digits. They are of the finite elements; a row without any has NaN. */
+   Sums are in float64. Deviations are relative to the row's first element, so that a mean far from zero loses no digits.
+   Statistics cover the finite elements; a row without any has NaN. */
 
 enum { ROW_NUMBERS = 4, OVER_NUMBERS = 3 * ROW_NUMBERS };
 
@@ -23,7 +23,7 @@ INLINE void add_four(row_sums *to, const lanes *x, const lanes *shift) {
     raise_to(&to->top, &size);
 }
 
-/* Elements that do not fill the lanes stand in the first of them; the others hold what adds nothing. */
+/* Elements that do not fill all lanes use the first one; the others are neutral. */
 INLINE void add_rest(row_sums *to, const double *x, int n, double shift) {
     for (int i = 0; i < n; i++) {
         double away = x[i] - shift, size = fabs(x[i]);
@@ -34,7 +34,7 @@ INLINE void add_rest(row_sums *to, const double *x, int n, double shift) {
     }
 }
 
-/* The sums of a row that is not all finite: of those elements that are, whose number is the result. */
+/* Sums over the finite elements of a row; returns their number. */
 static double add_finite(const tensor *x, int64_t start, int64_t end, row_sums *to, double *shift, block_buffers *room) {
     double found = 0.0;
     for (int64_t at = start; at < end; at += BLOCK) {
@@ -88,7 +88,7 @@ INLINE void each_row(const tensor *x, int64_t rows, double *to) {
         one_row(x, row * columns, (row + 1) * columns, to + row * ROW_NUMBERS, &room);
 }
 
-/* Mean, standard deviation and largest magnitude over all rows of each of their numbers; NaN if one of them is. */
+/* Mean, standard deviation and largest magnitude of each statistic over all rows; NaN if one of them is. */
 static void over_rows(const double *x, int64_t rows, double *to) {
     for (int k = 0; k < ROW_NUMBERS; k++, to += 3) {
         double sum = 0.0, sum2 = 0.0, top = 0.0;

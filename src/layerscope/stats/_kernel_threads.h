@@ -1,14 +1,14 @@
-/* How `_kernel.c` shares a tensor among threads. Included once, by it.
+/* Shares a tensor among threads. Included once, by `_kernel.c`.
 
-   A tensor is cut into chunks by its size alone. Whichever thread takes a chunk, its sums are added up in the order of
-   the chunks, and all else is integers and extremes: the result is the same, to the bit, for any number of threads.
+   A tensor is split into chunks by its size alone. The sums of the chunks are added in the order of the chunks, and
+   everything else is integers and extremes: the result is bit-identical for any number of threads.
 
-   Threads are started for one tensor, so that nothing has to survive a fork. On a busy machine one may get its turn
-   when all is done, and waiting for it would take longer than the work: such a latecomer finds the team closed and goes,
-   touching nothing but the team's own memory, which the last to leave frees. */
+   Threads are started per tensor, so that nothing has to survive a fork. On a busy machine a thread may start after all
+   chunks are done, and waiting for it would take longer than the work: it finds the team closed and exits, and only
+   touches the team's memory, which the last thread frees. */
 
 #include <stdlib.h>
-#if __has_include(<pthread.h>) && !defined(WITHOUT_THREADS) /* WITHOUT_THREADS: for testing what other systems run */
+#if __has_include(<pthread.h>) && !defined(WITHOUT_THREADS) /* WITHOUT_THREADS: to test what other systems run */
 #include <pthread.h>
 #define WITH_THREADS
 #endif
@@ -17,8 +17,8 @@
 #endif
 
 enum { MOST_CHUNKS = 64, LEAST_CHUNK = 1 << 16, MOST_THREADS = 16 };
-enum { THREADS_FROM = 1 << 20 }; /* elements: for less, threads take longer to start than to count */
-enum { FEW = 512 };       /* elements: for less, emptying four tables takes longer than waiting for one */
+enum { THREADS_FROM = 1 << 20 }; /* elements: below, threads take longer to start than to count */
+enum { FEW = 512 };       /* elements: below, flushing four tables takes longer than depending on one */
 
 typedef struct {
     const tensor *x;
@@ -35,7 +35,7 @@ typedef struct {
 
 INLINE int next_chunk(work *shared) { return __atomic_fetch_add(&shared->next, 1, __ATOMIC_RELAXED); }
 
-/* Take chunks until none is left. */
+/* Process chunks until none is left. */
 INLINE void walk_chunks(worker *w) {
     work *shared = w->shared;
     const tensor *x = shared->x;
@@ -55,7 +55,7 @@ INLINE void walk_chunks(worker *w) {
 __attribute__((noinline)) static void walk_plain(worker *w) { walk_chunks(w); }
 static void (*best_walk)(worker *) = walk_plain;
 
-#if defined(__x86_64__) && !defined(PORTABLE) /* PORTABLE: for testing what other processors run */
+#if defined(__x86_64__) && !defined(PORTABLE) /* PORTABLE: to test what other processors run */
 __attribute__((noinline, target("avx2,fma,bmi2"))) static void walk_avx2(worker *w) { walk_chunks(w); }
 #define AVX2
 #endif
@@ -68,8 +68,8 @@ static void choose_instructions(void) {
 #endif
 }
 
-/* Subnormals must count whatever the process does with them, so summaries are made under the default rules of
-   floating-point arithmetic. Gives the thread's own, to be put back. */
+/* Subnormals must count even if the process flushes them to zero, so summaries use the default floating-point mode.
+   Returns the previous mode, to be restored. */
 static uint64_t set_rules(uint64_t rules) {
     uint64_t before = 0;
 #if defined(__x86_64__)
@@ -171,9 +171,9 @@ static void *help(void *given) {
     return NULL;
 }
 
-/* A team whose helpers have begun or will; with none where the system gives no thread, NULL where no memory. */
+/* A team with its helper threads; without helpers if the system starts no thread, NULL without memory. */
 static team *gather(work *shared, int helpers) {
-    team *made = calloc(1, sizeof *made + (size_t)helpers * sizeof(helper)); /* what is not touched takes no memory */
+    team *made = calloc(1, sizeof *made + (size_t)helpers * sizeof(helper)); /* untouched pages take no memory */
     if (made == NULL) return NULL;
     pthread_mutex_init(&made->lock, NULL);
     pthread_cond_init(&made->one_left, NULL);
@@ -191,7 +191,7 @@ static team *gather(work *shared, int helpers) {
     return made;
 }
 
-/* Do the work with up to so many threads, and gather what they counted in `own`. */
+/* Do the work with up to `threads` threads, and gather their counts in `own`. */
 static void work_together(work *shared, tally *own, int threads) {
     worker self = {shared, *own};
     int helpers = (threads < shared->chunks ? threads : shared->chunks) - 1;

@@ -18,20 +18,20 @@ from layerscope.model.records import Bytes, Floats, Ids, Ints, Series
 Column = Callable[[str], Floats]
 
 
-#: What rounding may have left in a sum of magnitudes, as a share of it. Central moments are differences of raw sums:
-#: where that error is not a tenth of the difference at most, there is no telling, and the statistic is NaN.
+#: Relative rounding error of a sum of magnitudes. Central moments are differences of raw sums: if that error exceeds
+#: a tenth of the difference, the statistic is NaN.
 ROUNDING = 1e-15
 _SMALL = {"sum": "sum3", "sum_abs": "sum4", "sum2": "sum8"}
 
 
-def _told(moment: Floats, error: Floats) -> Floats:
+def _reliable(moment: Floats, error: Floats) -> Floats:
     return np.where(error <= 0.1 * np.abs(moment), moment, np.nan)
 
 
 def _in_range(name: str, derive: Callable[[Column], Floats]) -> Callable[[Column], Floats]:
-    """The same statistic also where the named sum has left float64: of the smaller numbers that `spec` has for that.
+    """The statistic, computed from the scaled sums of `summary_spec` if the named sum overflowed float64.
 
-    Further columns are asked for only then.
+    Further columns are read only then.
     """
 
     def derived(column: Column) -> Floats:
@@ -48,27 +48,27 @@ def _in_range(name: str, derive: Callable[[Column], Floats]) -> Callable[[Column
 
 
 def _variance(column: Column) -> Floats:
-    """The extremes are asked for last, and only where the sums alone do not tell: then equal elements have none."""
+    """Reads the extremes only if rounding dominates the sums: equal elements have variance 0."""
     mean, square = column("sum") / column("finite"), column("sum2") / column("finite")
-    told = _told(square - mean**2, ROUNDING * square)
-    untold = np.isnan(told)
-    return np.where(untold & (column("min") == column("max")), 0.0, told) if untold.any() else told
+    variance = _reliable(square - mean**2, ROUNDING * square)
+    unknown = np.isnan(variance)
+    return np.where(unknown & (column("min") == column("max")), 0.0, variance) if unknown.any() else variance
 
 
-# Of powers numpy is quick with the second alone: any higher one takes ten times as long.
+# numpy is fast only for the second power: any higher one takes ten times as long.
 
 
 def _skew(column: Column) -> Floats:
     n, mean = column("finite"), column("sum") / column("finite")
     third = column("sum3") / n - 3 * mean * column("sum2") / n + 2 * mean * mean**2
-    scale = _told(_variance(column) ** 1.5, 6 * ROUNDING * (column("sum4") / n) ** 0.75)
+    scale = _reliable(_variance(column) ** 1.5, 6 * ROUNDING * (column("sum4") / n) ** 0.75)
     return np.where((scale > 0) & np.isfinite(scale), third / scale, np.nan)
 
 
 def _kurtosis(column: Column) -> Floats:
     n, mean = column("finite"), column("sum") / column("finite")
     fourth = column("sum4") / n - 4 * mean * column("sum3") / n + 6 * mean**2 * column("sum2") / n - 3 * (mean**2) ** 2
-    scale = _told(_variance(column) ** 2, 14 * ROUNDING * column("sum4") / n)
+    scale = _reliable(_variance(column) ** 2, 14 * ROUNDING * column("sum4") / n)
     return np.where((scale > 0) & np.isfinite(scale), fourth / scale, np.nan)
 
 
@@ -83,23 +83,23 @@ _DERIVED: dict[str, Callable[[Column], Floats]] = {
     "zero_share": lambda c: c("zeros") / c("count"),
 }
 
-#: Every statistic of a tensor's values, in the order in which tables show them.
+#: Every statistic of a tensor, in the column order of tables.
 STATS = ("count", *_DERIVED, "min", "max", "abs_min", "abs_max", "zeros", "subnormal", "nan", "pos_inf", "neg_inf")
 
-#: What no custom statistic may be called, in upper or lower case: tables and SQL have it already.
+#: Names that a custom statistic must not have, in upper or lower case: tables and SQL use them.
 RESERVED = frozenset(
     (*STATS, *summary_spec.MOMENTS, "rank", "session", "step", "series", *(field.name for field in fields(Series)))
 )
 
 
 def statistic(name: str, column: Column) -> Floats:
-    """One statistic of many summaries; `column` gives their moments by name. NaN where it is undefined.
+    """One statistic of many summaries; `column` returns their moments by name. NaN if undefined.
 
-    Of the finite elements, as a whole population: `std` divides by n. Central moments are differences of raw sums
-    in float64; of a distribution too narrow for them (`std` below about 1e-7 of the mean) they are NaN.
+    Statistics cover the finite elements; `std` divides by n. Central moments are differences of raw float64 sums;
+    they are NaN for a distribution too narrow for that (`std` below about 1e-7 of the mean).
     """
     if name not in STATS:
-        raise SelectError(f"No statistic is called {name!r}. There are: {', '.join(STATS)}.")
+        raise SelectError(f"Unknown statistic {name!r}. Statistics: {', '.join(STATS)}.")
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         return _DERIVED[name](column) if name in _DERIVED else column(name)
 
@@ -107,13 +107,13 @@ def statistic(name: str, column: Column) -> Floats:
 kernel: ModuleType | None
 try:
     from layerscope.stats import _kernel as kernel
-except ImportError:  # no compiler at installation: numpy gives the same, more slowly
+except ImportError:  # no compiler at installation: numpy computes the same, more slowly
     kernel = None
 
 
 @dataclass(frozen=True, slots=True)
 class BitRows:
-    """Bit-counts of many summaries, decoded: bucket i lies in [low[i], high[i]] of summary row[i]."""
+    """Decoded bit-counts of many summaries: bucket i covers [low[i], high[i]] of summary row[i]."""
 
     rows: int
     row: Ints
@@ -124,13 +124,13 @@ class BitRows:
 
     @property
     def columns(self) -> tuple[Ints, Floats, Floats, Ints, Ids]:
-        """The five columns, as the kernel takes them."""
+        """The five columns in the order of the kernel's arguments."""
         return self.row, self.low, self.high, self.counts, self.exponent
 
 
 @dataclass(frozen=True, slots=True)
 class EncodedRows:
-    """Bit-counts of many summaries as they are stored (see `spec.decode_rows`), and the extremes of these."""
+    """Encoded bit-counts of many summaries (see `summary_spec.decode_rows`), with minimum and maximum of each."""
 
     m: Bytes
     offsets: Ints
@@ -152,7 +152,7 @@ class EncodedRows:
         return EncodedRows(self.m[rows], offsets, self.encoded[bytes_], self.smallest[rows], self.largest[rows])
 
     def decoded(self, starts: Ints | None = None) -> BitRows:
-        """The buckets, clipped; those of rows starts[i] to starts[i + 1] − 1 are added up, by default of each row."""
+        """The clipped buckets; rows starts[i] to starts[i + 1] − 1 are merged, by default each row alone."""
         starts = np.arange(len(self.m) + 1) if starts is None else starts
         return _decoded(self, starts) if kernel is None else _decoded_by_kernel(kernel, self, starts)
 
@@ -189,7 +189,7 @@ def _decoded(rows: EncodedRows, starts: Ints) -> BitRows:
 
 
 def decode_bits(m: Bytes, offsets: Ints, encoded: Bytes) -> BitRows:
-    """Decoded buckets of many encoded bit-counts (see `spec.decode_rows`), not clipped."""
+    """Decoded buckets of many encoded bit-counts (see `summary_spec.decode_rows`), not clipped."""
     row, codes, counts = summary_spec.decode_rows(m, offsets, encoded)
     wide = m.astype(np.int32)[row]
     low, high = np.empty(len(row)), np.empty(len(row))
@@ -200,7 +200,7 @@ def decode_bits(m: Bytes, offsets: Ints, encoded: Bytes) -> BitRows:
 
 
 def _bounds(codes: Ids, m: int) -> tuple[Floats, Floats]:
-    """`spec.bounds_of`, looked up where many buckets share few codes."""
+    """`summary_spec.bounds_of`, by table lookup if many buckets share few codes."""
     if len(codes) == 0:
         return summary_spec.bounds_of(codes, m)
     first, last = int(codes.min()), int(codes.max())
@@ -212,17 +212,17 @@ def _bounds(codes: Ids, m: int) -> tuple[Floats, Floats]:
 
 
 def clip(bits: BitRows, smallest: Floats, largest: Floats) -> BitRows:
-    """Buckets cut to the true minimum and maximum of their summaries."""
+    """Buckets clipped to the true minimum and maximum of their summaries."""
     low = np.maximum(bits.low, smallest[bits.row])
     high = np.maximum(np.minimum(bits.high, largest[bits.row]), low)
     return BitRows(bits.rows, bits.row, low, high, bits.counts, bits.exponent)
 
 
 def cumulative(bits: BitRows, edges: Floats) -> Floats:
-    """How many counted elements of each row lie below each edge, (rows, edges); linear inside a bucket.
+    """Number of counted elements of each row below each edge, (rows, edges); linear inside a bucket.
 
-    Edges must ascend. Elements known to lie on an edge are not below it, but on the last edge they are: a
-    histogram's last bin includes its end.
+    Edges must ascend. Elements exactly on an edge are not below it, except on the last edge: the last bin of a
+    histogram includes its end.
     """
     if kernel is None:
         return _cumulative(bits, edges)
@@ -233,11 +233,11 @@ def cumulative(bits: BitRows, edges: Floats) -> Floats:
 
 
 def _cumulative(bits: BitRows, edges: Floats) -> Floats:
-    across = len(edges) + 1  # the last column is for what lies below no edge
+    across = len(edges) + 1  # the last column is for elements below no edge
     first, behind = _edges_within(bits, edges)
     below = _added(bits.row * across + behind, bits.counts, bits.rows * across).reshape(bits.rows, across)
-    result = np.cumsum(below, axis=1)[:, :-1]  # a bucket is below each edge behind it
-    cut = np.flatnonzero(first < behind)  # buckets with edges inside: part of each lies below
+    result = np.cumsum(below, axis=1)[:, :-1]  # a bucket is below every later edge
+    cut = np.flatnonzero(first < behind)  # buckets with edges inside: only a share is below
     edges_inside = behind[cut] - first[cut]
     which = np.repeat(cut, edges_inside)
     edge = np.arange(len(which)) + np.repeat(first[cut] - np.cumsum(edges_inside) + edges_inside, edges_inside)
@@ -246,14 +246,14 @@ def _cumulative(bits: BitRows, edges: Floats) -> Floats:
         share = (edges[edge] - low) / width
     at = bits.row[which] * len(edges) + edge
     result += _added(at, share * bits.counts[which], result.size).reshape(result.shape)
-    np.minimum(result, below.sum(axis=1, keepdims=True), out=result)  # shares may round to more than the whole
+    np.minimum(result, below.sum(axis=1, keepdims=True), out=result)  # rounded shares may exceed the total
     return result
 
 
 def _edges_within(bits: BitRows, edges: Floats) -> tuple[Ints, Ints]:
-    """For each bucket the first edge at or above its low end, and the first it lies below as a whole."""
+    """For each bucket the first edge at or above its low end, and the first edge above the whole bucket."""
     first = np.searchsorted(edges, bits.low)
-    behind = np.append(first[1:], 0)  # most buckets end where the next begins
+    behind = np.append(first[1:], 0)  # most buckets end where the next one begins
     other = np.flatnonzero(bits.high[:-1] != bits.low[1:])
     other = np.append(other, len(first) - 1)[: len(first)]
     behind[other] = np.searchsorted(edges, bits.high[other])
@@ -265,17 +265,17 @@ def _edges_within(bits: BitRows, edges: Floats) -> tuple[Ints, Ints]:
 
 
 def _added(place: Ints, weights: Floats | Ints, size: int) -> Floats:
-    """Sum of the weights at each place; exact for counts below 2**53."""
+    """Sum of the weights per index; exact for counts below 2**53."""
     return np.bincount(place, weights, size).astype(np.float64, copy=False)
 
 
 def histogram(bits: BitRows, edges: Floats) -> Floats:
-    """Counts of each row between the edges, (rows, len(edges) - 1); zeros are not in it."""
+    """Counts of each row between the edges, (rows, len(edges) - 1), without zeros."""
     return np.diff(cumulative(bits, edges), axis=1)
 
 
 def quantiles(bits: BitRows, zeros: Floats, shares: Floats) -> Floats:
-    """Values below which the given shares of each row's finite elements lie, (rows, shares); exact to the bucket."""
+    """Quantiles of each row's finite elements, (rows, shares); exact to the bucket."""
     if kernel is None:
         return _quantiles(bits, zeros, shares)
     zeros, shares = (np.ascontiguousarray(numbers, np.float64) for numbers in (zeros, shares))
@@ -293,7 +293,7 @@ def _quantiles(bits: BitRows, zeros: Floats, shares: Floats) -> Floats:
     if len(occupied) == 0:
         return result
     last = np.cumsum(buckets)[occupied, None] - 1
-    upto = np.cumsum(bits.counts)  # over all rows, laid end to end
+    upto = np.cumsum(bits.counts)  # over all rows, concatenated
     before = upto[last] - _added(bits.row, bits.counts, bits.rows)[occupied, None]
     wanted = shares * (upto[last] - before)
     bucket = np.clip(np.searchsorted(upto, before + wanted), last - buckets[occupied, None] + 1, last)
@@ -304,10 +304,10 @@ def _quantiles(bits: BitRows, zeros: Floats, shares: Floats) -> Floats:
 
 
 def pooled_quantiles(bits: BitRows, zeros: float, shares: Floats, *, of_magnitudes: bool = False) -> Floats:
-    """`quantiles` of all rows as if they were one, for shares above 0; only buckets near a quantile are sorted."""
+    """`quantiles` of all rows merged, for shares above 0; sorts only the buckets near a quantile."""
     low, high = magnitudes_of(bits) if of_magnitudes else (bits.low, bits.high)
-    leading = (low.view(np.uint64) >> np.uint64(48)).astype(np.uint16)  # sign, exponent, first bits of the mantissa
-    place = np.where(leading >> 15, ~leading, leading | 0x8000)  # ascends as the values do
+    leading = (low.view(np.uint64) >> np.uint64(48)).astype(np.uint16)  # sign, exponent, top bits of the mantissa
+    place = np.where(leading >> 15, ~leading, leading | 0x8000)  # in the order of the values
     upto = np.cumsum(_added(place, bits.counts, 1 << 16))
     upto[1 << 15 :] += zeros
     result = np.empty(len(shares))
@@ -326,13 +326,13 @@ def pooled_quantiles(bits: BitRows, zeros: float, shares: Floats, *, of_magnitud
 
 
 def magnitudes_of(bits: BitRows) -> tuple[Floats, Floats]:
-    """Low and high ends of the buckets' absolute values."""
+    """Bounds of the absolute values of the buckets."""
     negative = bits.low < 0
     return np.where(negative, -bits.high, bits.low), np.where(negative, -bits.low, bits.high)
 
 
 def _with_zeros(bits: BitRows, zeros: Floats) -> BitRows:
-    """The same buckets with one more for the zeros of each row that has any, at its place between the signs."""
+    """The same buckets, with a bucket for the zeros of each row between its negative and positive buckets."""
     rows = np.flatnonzero(zeros)
     up_to_row = np.cumsum(np.bincount(bits.row, minlength=bits.rows))
     positive = np.bincount(bits.row[bits.low >= 0], minlength=bits.rows)
@@ -348,7 +348,7 @@ def _with_zeros(bits: BitRows, zeros: Floats) -> BitRows:
 
 
 def exponents(bits: BitRows) -> tuple[Ids, Ints]:
-    """The base-2 exponents that occur, and each row's exact count of elements per exponent, (rows, exponents)."""
+    """The base-2 exponents that occur, and the exact count of elements per row and exponent, (rows, exponents)."""
     if len(bits.exponent) == 0:
         return bits.exponent, np.zeros((bits.rows, 0), np.int64)
     smallest = bits.exponent.min()
@@ -360,9 +360,9 @@ def exponents(bits: BitRows) -> tuple[Ids, Ints]:
 
 
 def lost(magnitudes: BitRows, range_: Range) -> Floats:
-    """How many elements of each row would become zero, subnormal, or too large, (rows, 3).
+    """Number of elements of each row that would become zero, subnormal, or too large, (rows, 3).
 
-    Exact where the end of a range is the end of a bucket, as powers of two are.
+    Exact if the limits of the range are bucket bounds, as powers of two are.
     """
     edges = np.array([range_.rounded_to_zero, range_.smallest_normal, range_.rounded_beyond, np.finfo(np.float64).max])
     below = cumulative(magnitudes, edges)

@@ -1,4 +1,4 @@
-"""Summaries by plain float64 numpy: slow, and obviously what `spec` says."""
+"""Summaries of memory: a float64 numpy reference, and the compiled kernel behind `Arena` and `RowArena`."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from layerscope.stats.merging import Encoded, repeated
 
 
 def summarize(values: npt.NDArray[Any], smallest_normal: float) -> summary_spec.Summary:
-    """Summary of an array whose format has the given smallest normal magnitude (see `spec.SMALLEST_NORMAL`).
+    """Summary of an array whose format has the given smallest normal magnitude (see `summary_spec.SMALLEST_NORMAL`).
 
-    Values are taken as float64: exact, but for integers beyond 2**53, which round.
+    Values are converted to float64: exact, except for integers beyond 2**53, which are rounded.
     """
     with np.errstate(invalid="ignore"):  # a signalling NaN is a NaN
         wide = np.asarray(values).ravel().astype(np.float64)
@@ -44,7 +44,7 @@ def _counts(wide: Floats, nonzero: Floats, smallest_normal: float) -> list[float
 
 
 def _sums(finite: Floats) -> list[float]:
-    with np.errstate(over="ignore", under="ignore", invalid="ignore"):  # beyond float64 is Inf, Inf - Inf is NaN
+    with np.errstate(over="ignore", under="ignore", invalid="ignore"):  # overflow is Inf, Inf - Inf is NaN
         squared = finite * finite
         fourth = squared * squared
         powers = (finite, np.abs(finite), squared, squared * finite, fourth, fourth * fourth)
@@ -77,7 +77,7 @@ def _bit_counts(nonzero: Floats) -> summary_spec.BitCounts:
     return summary_spec.count_codes(summary_spec.code_of(nonzero, m), m)
 
 
-#: From so many elements on, several threads are faster than one; for less, `threads` makes no difference.
+#: From this many elements on, several threads are faster than one; below, `threads` is ignored.
 LARGE = 1 << 20
 
 _WIDTH = len(summary_spec.MOMENTS)
@@ -88,7 +88,7 @@ _Summarize = Callable[[list[int], int, int], int]  # see `_summarize_by_numpy`
 
 
 def format_number(dtype: str) -> int:
-    """What `Arena.add` calls a format: how its elements are stored, and below which magnitude they are subnormal."""
+    """Format number for `Arena.add`: how elements are stored, and below which magnitude they are subnormal."""
     smallest_normal = summary_spec.SMALLEST_NORMAL[dtype]
     field = math.frexp(smallest_normal)[1] - 1 + summary_spec.EXPONENT_BIAS if smallest_normal else 0
     return field << 8 | STORED.index(dtype)
@@ -98,7 +98,7 @@ _FLOAT64 = format_number("float64")
 
 
 class Target(ctypes.Structure):
-    """Where the kernel finds its memory; `target` in `_kernel.c`."""
+    """Memory of the kernel; `target` in `_kernel.c`."""
 
     _fields_ = (
         ("scratch", ctypes.c_void_p),
@@ -113,9 +113,9 @@ class Target(ctypes.Structure):
 
 
 class Arena:
-    """Collects summaries without keeping an object for each; `drain` hands over what was collected.
+    """Collects summaries without an object per summary; `drain` returns them.
 
-    Several threads may add to one arena: they take turns.
+    Thread-safe: a lock serializes the calls.
     """
 
     def __init__(self) -> None:
@@ -123,7 +123,7 @@ class Arena:
         self._summarize = _summarize
         self._scratch = np.zeros(_SCRATCH_BYTES, np.uint8)
         self._moments = np.empty((_FIRST_ROWS, _WIDTH))
-        self._ends = np.zeros(_FIRST_ROWS + 1, np.int64)  # end of each row's bit-counts << 4 | m, behind a zero
+        self._ends = np.zeros(_FIRST_ROWS + 1, np.int64)  # end of each row's bit-counts << 4 | m, after a leading zero
         self._bits = np.empty(_FIRST_BYTES, np.uint8)
         self._rows = 0
         self._times: dict[int, int] = {}  # rows whose elements count more than once
@@ -139,17 +139,18 @@ class Arena:
         target.row_capacity, target.bits_capacity = len(self._moments), len(self._bits)
 
     def add(self, address: int, count: int, number: int, threads: int = 1) -> int:
-        """Row of the summary of `count` elements that lie at the address, one behind the other.
+        """Summarize `count` contiguous elements at the address; returns the row.
 
-        `number` is the `format_number` of their type; where two share a byte, `count` is that of the bytes. The memory
-        must not change meanwhile. Up to `threads` threads share a large tensor; the result does not depend on it.
+        `number` is the `format_number` of their type. If two elements share a byte, `count` is the number of bytes. The
+        memory must not change during the call. Up to `threads` threads share a large tensor; the result does not
+        depend on them.
         """
         return self.add_many([address, count, number], threads)
 
     def add_many(self, plan: list[int], threads: int = 1) -> int:
-        """First row of the summaries of several tensors, made in one go: for small ones a third of the time.
+        """Summarize several tensors in one call, which takes a third of the time for small ones; returns the first row.
 
-        The plan holds address, count and number of each tensor (see `add`), one tensor behind the other.
+        The plan is the concatenation of address, count and number of each tensor (see `add`).
         """
         with self._lock:
             first = self._rows
@@ -162,15 +163,15 @@ class Arena:
             return first
 
     def repeat(self, row: int, times: int) -> None:
-        """Let each element of the row's tensor count so many times."""
+        """Count each element of the row's tensor `times` times."""
         with self._lock:
             self._times[row] = times
 
     def take(self, plan: list[int], threads: int, *beside: int) -> int:
-        """Row of the summary of one tensor (see `add_many`), read together with what is wanted beside it.
+        """Summarize one tensor (see `add_many`), with sample statistics and a copy of its bytes in the same pass.
 
-        That is: how many samples are in it and where their statistics and those of the batch go (see `RowArena`), and
-        where a copy of its first bytes goes and how many. Only where `COMPILED`; not for formats of one byte.
+        `beside` is the number of samples, the addresses for their statistics and those of the batch (see `RowArena`),
+        the address for the copy and its size. Only if `COMPILED`; not for formats of one byte.
         """
         with self._lock:
             row = self._rows
@@ -182,7 +183,7 @@ class Arena:
             return row
 
     def _mend(self, first: int, plan: list[int]) -> None:
-        """Sum again, in smaller numbers, what left float64; only float64 itself holds elements that large."""
+        """Recompute overflowed sums from scaled elements; only float64 tensors have elements that large."""
         for row in first + np.flatnonzero(np.isinf(self._moments[first : self._rows, summary_spec.COLUMN["sum2"]])):
             address, count, _ = plan[3 * (row - first) :][:3]
             values = read_memory(address, count, "float64")
@@ -190,7 +191,7 @@ class Arena:
             self._moments[row, summary_spec.COLUMN["sum3"] : summary_spec.ADDED] = small
 
     def _grow(self) -> None:
-        """Leave room for at least one more row, whatever its size."""
+        """Make room for at least one more row of any size."""
         if self._rows == len(self._moments):
             self._moments = _doubled(self._moments, self._rows)
             self._ends = _doubled(self._ends, self._rows + 1)
@@ -202,7 +203,7 @@ class Arena:
         return self._rows
 
     def drain(self) -> Encoded:
-        """All summaries since the last time, in arrays that belong to the caller."""
+        """All summaries since the last call, in arrays that the caller owns."""
         with self._lock:
             rows, self._rows, self._target.rows = self._rows, 0, 0
             times, self._times = self._times, {}
@@ -217,15 +218,15 @@ class Arena:
         return repeated(drained, times) if times else drained
 
 
-def _doubled(array: npt.NDArray[Any], used: int) -> npt.NDArray[Any]:  # Any: whatever the array holds
-    """The used part of an array in one with twice the room."""
+def _doubled(array: npt.NDArray[Any], used: int) -> npt.NDArray[Any]:  # Any: the dtype of the array
+    """The used part of an array in an array twice as long."""
     larger = np.empty((2 * len(array), *array.shape[1:]), array.dtype)
     larger[:used] = array[:used]
     return larger
 
 
 def read_memory(address: int, count: int, dtype: str) -> npt.NDArray[Any]:  # Any: one of the types in STORED
-    """The elements at an address as numpy sees them, not copied; what numpy has no type for as floats, copied."""
+    """The elements at an address as a numpy array, not copied; formats that numpy lacks are converted to floats."""
     in_bytes = dtype in BYTES
     storage = np.dtype("uint8" if in_bytes else "uint16" if dtype == "bfloat16" else dtype)
     raw = (ctypes.c_char * (count * storage.itemsize)).from_address(address)
@@ -239,7 +240,7 @@ def read_memory(address: int, count: int, dtype: str) -> npt.NDArray[Any]:  # An
 
 
 def _summarize_by_numpy(plan: list[int], target_at: int, threads: int) -> int:
-    """Rows in the target after those of the plan's tensors (see `Arena.add_many`), as many as had room."""
+    """Summarize the plan's tensors (see `Arena.add_many`) as far as there is room; returns the rows in the target."""
     target = Target.from_address(target_at)
     for address, count, number in zip(plan[::3], plan[1::3], plan[2::3], strict=True):
         field, dtype = number >> 8, STORED[number & 255]
@@ -251,7 +252,7 @@ def _summarize_by_numpy(plan: list[int], target_at: int, threads: int) -> int:
 
 
 def _put(summary: summary_spec.Summary, target: Target) -> bool:
-    """Write one row; False if the target is full."""
+    """Write one row; returns False if the target is full."""
     ends = (ctypes.c_int64 * (target.row_capacity + 1)).from_address(target.ends)
     used, encoded = ends[target.rows] >> 4, summary_spec.encode(summary.bits)
     if target.rows == target.row_capacity or used + len(encoded) > target.bits_capacity:
@@ -264,17 +265,17 @@ def _put(summary: summary_spec.Summary, target: Target) -> bool:
 
 
 def _no_take(plan: list[int], target: int, threads: int, /, *beside: int) -> int:
-    raise NotImplementedError("The kernel is not compiled: a tensor is read bit by bit.")
+    raise NotImplementedError("Arena.take() needs the compiled kernel.")
 
 
 try:
     from layerscope.stats import _kernel
 
     _take, _summarize, _SCRATCH_BYTES = _kernel.take, _kernel.summarize, _kernel.SCRATCH_BYTES
-except ImportError:  # no compiler at installation: numpy gives the same summaries, more slowly
+except ImportError:  # no compiler at installation: numpy computes the same summaries, more slowly
     _take, _summarize, _SCRATCH_BYTES = _no_take, _summarize_by_numpy, 0
 
-#: Whether summaries come from the compiled kernel.
+#: Whether the compiled kernel is available.
 COMPILED = _take is not _no_take
 
 
@@ -284,7 +285,7 @@ _ROOM = 64  # batches, and sixteen times as many samples
 
 
 class RowArena:
-    """Statistics of the samples of many tensors, and of them over each batch, until it starts over."""
+    """Statistics of the samples of many tensors, and over each batch, until `start_over`."""
 
     def __init__(self) -> None:
         self.numbers = np.empty((16 * _ROOM, _ROW_WIDTH))  # `SAMPLE_STATISTICS` of every sample
@@ -296,14 +297,11 @@ class RowArena:
         self._numbers_at, self._over_at = self.numbers.ctypes.data, self.over.ctypes.data
 
     def start_over(self) -> None:
-        """Forget all of them."""
+        """Discard all statistics."""
         self._used = self._batches = 0
 
     def reserve(self, rows: int) -> tuple[int, int, int, int]:
-        """Places of so many samples, which are one batch: of the first among all samples, and among the batches.
-
-        Then the addresses of their numbers, and of the batch's.
-        """
+        """Reserve one batch of `rows` samples: index of its first sample, index of the batch, and both addresses."""
         first, batch = self._used, self._batches
         if first + rows > len(self.numbers) or batch == len(self.over):
             self.numbers = np.concatenate((self.numbers, np.empty((max(rows, len(self.numbers)), _ROW_WIDTH))))
@@ -313,9 +311,10 @@ class RowArena:
         return first, batch, self._numbers_at + first * 8 * _ROW_WIDTH, self._over_at + batch * 8 * _OVER
 
     def add(self, address: int, count: int, number: int, rows: int) -> tuple[int, int]:
-        """Places of the rows of `count` elements at an address; `number` is their `format_number`.
+        """Statistics of `count` elements at an address, split into `rows` samples; returns indices as `reserve` does.
 
-        Formats of one byte are not read. Statistics are of the finite elements; a row without any has NaN.
+        `number` is their `format_number`; formats of one byte are not supported. Statistics cover the finite elements;
+        a sample without any has NaN.
         """
         first, batch, *at = self.reserve(rows)
         if count == 0:
@@ -346,14 +345,14 @@ def _over(numbers: Floats) -> Floats:
     with np.errstate(invalid="ignore", over="ignore"):
         mean = numbers.mean(0)
         deviation = np.sqrt(np.square(numbers - mean).mean(0))
-        found: Floats = np.stack((mean, deviation, np.abs(numbers).max(0)), 1).ravel()
-    return found
+        over: Floats = np.stack((mean, deviation, np.abs(numbers).max(0)), 1).ravel()
+    return over
 
 
 def _best() -> Callable[[int, int, int, int, int, int], None] | None:
     try:
         from layerscope.stats._kernel import rows
-    except ImportError:  # no compiler at installation: numpy gives the same
+    except ImportError:  # no compiler at installation: numpy computes the same
         return None
     return rows
 

@@ -1,4 +1,4 @@
-"""Many encoded summaries at once: picking rows, and adding up groups of them."""
+"""Many encoded summaries at once: selecting rows and merging groups of them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from layerscope.model.records import Bytes, Floats, Ints
 
 
 class Encoded(NamedTuple):
-    """Summaries of many tensors: row i's bit-counts, of `m[i]` mantissa bits, are `bits[offsets[i]:offsets[i + 1]]`."""
+    """Summaries of many tensors: row i has bit-counts `bits[offsets[i]:offsets[i + 1]]` with `m[i]` mantissa bits."""
 
     moments: Floats
     m: Bytes
@@ -29,7 +29,7 @@ def take(summaries: Encoded, rows: Ints) -> Encoded:
 
 
 def lengthened(summaries: Encoded, more: int) -> Encoded:
-    """The summaries, and behind them so many of no elements."""
+    """The summaries, followed by `more` empty ones."""
     if not more:
         return summaries
     return Encoded(
@@ -45,7 +45,7 @@ EMPTY[summary_spec.ADDED :] = np.nan
 
 
 def add_up(summaries: Encoded, groups: list[tuple[int, ...]]) -> Encoded:
-    """One summary per group of rows, as of all the group's elements together."""
+    """One merged summary per group of rows."""
     sizes = np.array([len(group) for group in groups])
     members = take(summaries, np.array([row for group in groups for row in group]))
     starts = np.cumsum(sizes) - sizes
@@ -58,10 +58,10 @@ def add_up(summaries: Encoded, groups: list[tuple[int, ...]]) -> Encoded:
 
 
 def divided(summaries: Encoded, factors: Floats) -> Encoded:
-    """The summaries as of the same tensors divided by a positive factor each.
+    """The summaries of the same tensors, each divided by a positive factor.
 
-    Exact for powers of two; else a bucket's values are taken for its middle. Subnormals are those of the undivided
-    tensors: what was lost, was lost in them.
+    Exact for powers of two; otherwise the middle of a bucket represents its values. Subnormals are those of the
+    undivided tensors, which lost the precision.
     """
     moments = summaries.moments.copy()
     for name, power in _POWERS.items():
@@ -81,11 +81,11 @@ def divided(summaries: Encoded, factors: Floats) -> Encoded:
 
 
 def repeated(summaries: Encoded, times: Mapping[int, int]) -> Encoded:
-    """The summaries as of tensors in which each element of some rows occurs so many times."""
+    """The summaries with each element of row i counted `times[i]` times."""
     factors = np.ones(len(summaries.m), np.int64)
     factors[list(times)] = list(times.values())
     moments = summaries.moments.copy()
-    with np.errstate(over="ignore"):  # a sum that leaves float64 is ±Inf
+    with np.errstate(over="ignore"):  # a sum that overflows float64 is ±Inf
         moments[:, : summary_spec.ADDED] *= factors[:, None]
     summary_spec.put_small_sums(moments, lambda: summary_spec.small_sums(summaries.moments) * factors[:, None])
     row, codes, counts = summary_spec.decode_rows(summaries.m, summaries.offsets, summaries.bits)
@@ -97,7 +97,7 @@ _POWERS = {"sum": 1, "sum_abs": 1, "sum2": 2, "sum3": 3, "sum4": 4, "sum8": 8} |
 
 
 def _regrouped(m: Bytes, row: Ints, codes: Ints, counts: Ints) -> tuple[Ints, Bytes]:
-    """Offsets and bytes of rows whose buckets may stand in any order and more than once."""
+    """Offsets and bytes of rows whose buckets may be in any order and occur more than once."""
     key, place = np.unique((row << 32) + codes, return_inverse=True)
     total = np.bincount(place, counts, len(key)).astype(np.int64)
     group = (key + (1 << 31)) >> 32
@@ -106,7 +106,7 @@ def _regrouped(m: Bytes, row: Ints, codes: Ints, counts: Ints) -> tuple[Ints, By
 
 def _added_moments(moments: Floats, starts: Ints) -> Floats:
     merged = np.empty((len(starts), moments.shape[1]))
-    with np.errstate(invalid="ignore", over="ignore"):  # as in spec.merge_moments
+    with np.errstate(invalid="ignore", over="ignore"):  # as in summary_spec.merge_moments
         merged[:, : summary_spec.ADDED] = np.add.reduceat(moments[:, : summary_spec.ADDED], starts)
     summary_spec.put_small_sums(merged, lambda: np.add.reduceat(summary_spec.small_sums(moments), starts))
     for name in summary_spec.EXTREMES:
@@ -116,7 +116,7 @@ def _added_moments(moments: Floats, starts: Ints) -> Floats:
 
 
 def encode_rows(m: Bytes, row: Ints, codes: Ints, counts: Ints) -> tuple[Ints, Bytes]:
-    """Bit-counts of many rows as `spec.encode` writes each; buckets in order of row, then code."""
+    """Bit-counts of many rows, each encoded as by `summary_spec.encode`; buckets in order of row, then code."""
     buckets = np.bincount(row, minlength=len(m))
     first = np.cumsum(buckets) - buckets
     gaps = np.diff(codes, prepend=0)
@@ -131,7 +131,7 @@ def encode_rows(m: Bytes, row: Ints, codes: Ints, counts: Ints) -> tuple[Ints, B
 
 
 def _leb128(numbers: Ints) -> tuple[Ints, Bytes]:
-    """The numbers as LEB128, and the position behind each."""
+    """The numbers as LEB128, and the end position of each."""
     lengths = np.ones(len(numbers), np.int64)
     for septets in range(1, 9):
         lengths += numbers >= 1 << (7 * septets)

@@ -1,7 +1,7 @@
-"""Summaries of torch tensors, read where they lie whenever they can be.
+"""Summaries of torch tensors, read in place if possible.
 
-Nothing is changed: no autograd graph, no random state, no attribute. Plain tensors and parameters only: a subclass that
-wraps other tensors, such as a DTensor, is refused, whatever address it has. Give the tensor inside it (`.to_local()`).
+Nothing changes: no autograd graph, no random state, no attribute. Only plain tensors and parameters: a subclass that
+wraps other tensors, such as a DTensor, is refused. Pass the tensor inside it (`.to_local()`).
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ _MAGNITUDES = {torch.complex32: torch.complex64, torch.complex64: torch.complex6
 _NUMBER = {getattr(torch, name): kernel.format_number(name) for name in STORED if hasattr(torch, name)}
 _ONE_BYTE = {getattr(torch, name) for name in BYTES if hasattr(torch, name)}  # older versions lack some
 _MOST_THREADS = 4
-_MOST_REPEATED_BYTES = 1 << 28  # of a view that holds elements more than once, in a copy of it
-_SMALL_MATRIX = 256  # columns: for more, all singular values take longer than the largest alone
+_MOST_REPEATED_BYTES = 1 << 28  # limit for copying a view that repeats elements
+_SMALL_MATRIX = 256  # columns: beyond, computing all singular values takes longer than Lanczos
 _LEAST_ROUNDS, _MOST_ROUNDS = 8, 200
 
 
@@ -36,7 +36,7 @@ def dtype_name(tensor: torch.Tensor) -> str:
 
 
 def is_wrapper(tensor: torch.Tensor) -> bool:
-    """Whether the tensor's class says itself what operations do with it: then its memory, if any, is not its values."""
+    """Whether the tensor's class overrides dispatch: then its memory, if any, does not contain its values."""
     return type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__
 
 
@@ -46,12 +46,11 @@ def _name(dtype: torch.dtype) -> str:
 
 
 def add(arena: kernel.Arena, tensor: torch.Tensor) -> int:
-    """Row of the tensor's summary in the arena.
+    """Summarize a tensor; returns its row in the arena.
 
-    A summary does not depend on the order of the elements, so transposed and channels-last tensors are
-    read in place, too. Of a broadcast tensor each distinct element is read once and counted as often as it
-    occurs. Strided views with gaps and tensors on other devices are copied.
-    Of float4 tensors, which hold two elements in a byte, both are counted.
+    A summary does not depend on the order of the elements, so transposed and channels-last tensors are read in place,
+    too. In a broadcast tensor each distinct element is read once and counted as often as it occurs. Strided views with
+    gaps and tensors on other devices are copied. Both elements of a float4 byte are counted.
     """
     place = in_place(tensor)
     if place is not None:
@@ -67,10 +66,10 @@ def add(arena: kernel.Arena, tensor: torch.Tensor) -> int:
 
 
 def add_many(arena: kernel.Arena, tensors: Sequence[torch.Tensor]) -> tuple[list[int], dict[int, SelectError]]:
-    """Rows of the tensors' summaries in the arena: as `add` gives them, small tensors in half the time.
+    """Summarize several tensors, small ones in half the time of `add`; returns their rows.
 
-    A tensor that cannot be read has row -1; why, stands under its position in the second result. Rows need not
-    ascend: tensors that have to be copied come first.
+    A tensor that cannot be read has row -1; the second result maps its position to the error. Rows need not ascend:
+    tensors that have to be copied come first.
     """
     plan: list[int] = []
     apart: dict[int, int] = {}
@@ -81,7 +80,7 @@ def add_many(arena: kernel.Arena, tensors: Sequence[torch.Tensor]) -> tuple[list
             plan += place
             continue
         try:
-            apart[position] = add(arena, tensor)  # at once: a copy lives no longer than it must
+            apart[position] = add(arena, tensor)  # at once, so that only one copy is alive
         except SelectError as error:
             apart[position], errors[position] = -1, error
     first = arena.add_many(plan, threads_for(max(plan[1::3], default=0)))
@@ -93,7 +92,7 @@ def add_many(arena: kernel.Arena, tensors: Sequence[torch.Tensor]) -> tuple[list
 
 
 def sample_statistics(arena: RowArena, tensor: torch.Tensor, batch_dim: int) -> tuple[int, int]:
-    """Places in the arena of the samples' statistics and the batch's; of complex numbers, of their magnitudes."""
+    """Add statistics of the samples and the batch; returns their indices. Complex numbers count by magnitude."""
     samples = tensor.shape[batch_dim]
     place = in_place(tensor) if batch_dim == 0 else None
     if place is None or place[2] & 255 >= len(WORDS):
@@ -108,13 +107,13 @@ def sample_statistics(arena: RowArena, tensor: torch.Tensor, batch_dim: int) -> 
 
 
 def largest_singular_value(matrix: torch.Tensor) -> float:
-    """The largest singular value of a matrix of real or complex numbers; NaN if they are not all finite."""
+    """Largest singular value of a real or complex matrix; NaN if an element is not finite."""
     with torch.no_grad():
         wide = matrix.detach().to(torch.complex128 if matrix.is_complex() else torch.float64).cpu()
         if wide.numel() == 0 or not bool(torch.isfinite(wide).all()):
             return 0.0 if wide.numel() == 0 else math.nan
         wide = wide if wide.shape[0] >= wide.shape[1] else wide.mH
-        size = float(wide.abs().max()) or 1.0  # so that no square leaves its range
+        size = float(wide.abs().max()) or 1.0  # so that no square overflows
         wide = wide / size
         if wide.shape[1] <= _SMALL_MATRIX:
             return size * math.sqrt(max(float(torch.linalg.eigvalsh(wide.mH @ wide)[-1]), 0.0))
@@ -122,7 +121,7 @@ def largest_singular_value(matrix: torch.Tensor) -> float:
 
 
 def _by_lanczos(matrix: torch.Tensor) -> float:
-    """The same for a large one, by Lanczos's iteration from a fixed start, until it no longer moves."""
+    """Largest singular value of a large matrix by Lanczos iteration from a fixed start, until it converges."""
     vectors = [torch.linspace(1.0, 2.0, matrix.shape[1], dtype=matrix.dtype)]
     vectors[0] /= torch.linalg.vector_norm(vectors[0])
     found = 0.0
@@ -133,7 +132,7 @@ def _by_lanczos(matrix: torch.Tensor) -> float:
         diagonal.append(float(torch.vdot(vectors[-1], image).real))
         basis = torch.stack(vectors, 1)
         image -= basis @ (basis.mH @ image)
-        image -= basis @ (basis.mH @ image)  # once leaves rounding errors that grow
+        image -= basis @ (basis.mH @ image)  # twice: one pass leaves rounding errors that grow
         rest = float(torch.linalg.vector_norm(image))
         off = np.diag(beside, 1) if beside else 0.0
         before, found = found, float(np.linalg.eigvalsh(np.diag(diagonal) + off + np.transpose(off))[-1])
@@ -145,9 +144,9 @@ def _by_lanczos(matrix: torch.Tensor) -> float:
 
 
 def thinned(tensor: torch.Tensor, most: int) -> torch.Tensor:
-    """At most so many of the tensor's elements, evenly spread over it; the tensor itself if it has no more.
+    """At most `most` evenly spaced elements of the tensor; the tensor itself if it has no more.
 
-    No random number is drawn. The distance shares no factor with the tensor's size, so that no dimension is missed.
+    Draws no random numbers. The stride shares no factor with the tensor's size, so that it covers every dimension.
     """
     if is_wrapper(tensor):
         return tensor
@@ -161,12 +160,12 @@ def thinned(tensor: torch.Tensor, most: int) -> torch.Tensor:
 
 
 def threads_for(largest: int) -> int:
-    """How many threads to share a tensor of so many elements among: as many as torch would, up to a few."""
+    """Number of threads for tensors of up to `largest` elements: that of torch, up to a limit."""
     return 1 if largest < kernel.LARGE else min(torch.get_num_threads(), _MOST_THREADS)
 
 
 def in_place(tensor: torch.Tensor) -> list[int] | None:
-    """What `Arena.add` needs to know of a tensor that can be read where it lies, and is known to be dense at once."""
+    """Arguments of `Arena.add` for a contiguous tensor that can be read in place, else None."""
     number = _NUMBER.get(tensor.dtype)
     if number is None or is_wrapper(tensor) or not tensor.is_cpu or tensor.is_nested:
         return None
@@ -174,9 +173,9 @@ def in_place(tensor: torch.Tensor) -> list[int] | None:
         if not tensor.is_contiguous():
             return None
         address, count = tensor.data_ptr(), tensor.numel()
-    except (RuntimeError, ValueError):  # how a tensor without one piece of memory answers, and a lazy parameter
+    except (RuntimeError, ValueError):  # raised by tensors without contiguous memory and by lazy parameters
         return None
-    if _lacks_memory(tensor, address) or tensor.is_neg():  # whose sign is still to be changed
+    if _lacks_memory(tensor, address) or tensor.is_neg():  # lazy negation
         return None if count else [0, 0, number]
     return [address, count, number]
 
@@ -184,7 +183,7 @@ def in_place(tensor: torch.Tensor) -> list[int] | None:
 def _address(tensor: torch.Tensor) -> int:
     try:
         address = tensor.data_ptr()
-    except RuntimeError as error:  # how a tensor without memory answers
+    except RuntimeError as error:  # raised by a tensor without memory
         raise _no_memory(tensor) from error
     if _lacks_memory(tensor, address) and tensor.numel():
         raise _no_memory(tensor)
@@ -192,32 +191,32 @@ def _address(tensor: torch.Tensor) -> int:
 
 
 def _lacks_memory(tensor: torch.Tensor, address: int) -> bool:
-    """Whether the address counts from nothing, as that of a tensor does whose memory was freed."""
+    """Whether the address is an offset from null, as for a tensor whose memory was freed."""
     return address == tensor.storage_offset() * tensor.element_size()
 
 
 def _no_memory(tensor: torch.Tensor) -> SelectError:
     return SelectError(
-        f"A {type(tensor).__name__} on {tensor.device} has no memory to read a summary from. "
-        "Give the plain tensor it stands for, or leave it out."
+        f"A {type(tensor).__name__} on {tensor.device} has no memory to summarize. "
+        "Pass the plain tensor it represents, or exclude it."
     )
 
 
 def _readable(tensor: torch.Tensor) -> tuple[torch.Tensor, int]:
-    """A tensor of the same values in one piece of the processor's memory, and the number of its format."""
+    """A dense CPU tensor with the same values, and its format number."""
     _refuse_oversized(tensor)
     with torch.no_grad():
         if tensor.dtype in _MAGNITUDES:
             tensor = tensor.to(_MAGNITUDES[tensor.dtype]).abs()
         number = _NUMBER[tensor.dtype]
         if tensor.dtype in _ONE_BYTE:
-            tensor = tensor.view(torch.uint8)  # which can be copied on every device
+            tensor = tensor.view(torch.uint8)  # can be copied on every device
         tensor = tensor.cpu().resolve_neg()
         return (tensor if not tensor.is_nested and _is_dense(tensor) else tensor.contiguous()), number
 
 
 def _distinct(tensor: torch.Tensor) -> tuple[torch.Tensor, int]:
-    """The tensor without its broadcast dimensions, and how often each element left occurs in it."""
+    """The tensor without its broadcast dimensions, and how often each remaining element occurs."""
     if tensor.is_nested or 0 not in tensor.stride() or tensor.numel() == 0:
         return tensor, 1
     with torch.no_grad():
@@ -229,7 +228,7 @@ def _distinct(tensor: torch.Tensor) -> tuple[torch.Tensor, int]:
 
 
 def is_oversized(tensor: torch.Tensor) -> bool:
-    """Whether the tensor is a view that repeats elements so often that it must not be copied."""
+    """Whether the tensor is a view that repeats elements and is too large to copy."""
     if tensor.layout is not torch.strided or tensor.is_nested or is_lazy(tensor) or is_wrapper(tensor):
         return False
     size = tensor.numel() * tensor.element_size()
@@ -237,41 +236,41 @@ def is_oversized(tensor: torch.Tensor) -> bool:
         return False
     try:
         return size > tensor.untyped_storage().nbytes()
-    except (RuntimeError, NotImplementedError):  # how a tensor without memory answers
+    except (RuntimeError, NotImplementedError):  # raised by a tensor without memory
         return False
 
 
 def _refuse_oversized(tensor: torch.Tensor) -> None:
-    """Raise if the tensor is a view that must not be copied."""
+    """Raise if the tensor is a view that is too large to copy."""
     if is_oversized(tensor):
         raise SelectError(
-            f"It is a view of {tensor.numel():,} elements that repeats those of a smaller tensor, too many to copy. "
-            "Record the tensor that it is a view of."
+            f"A view of {tensor.numel():,} elements that repeats those of a smaller tensor is too large to copy. "
+            "Record the smaller tensor."
         )
 
 
 def _refuse(tensor: torch.Tensor) -> None:
-    """Raise if there is nothing that could be read."""
+    """Raise if the tensor cannot be summarized."""
     if tensor.layout is not torch.strided:
         raise SelectError(
-            f"A tensor of layout {tensor.layout} has no summary. Record its `.to_dense()`, or its `.values()`."
+            f"A tensor of layout {tensor.layout} cannot be summarized. Record its `.to_dense()`, or its `.values()`."
         )
     if is_wrapper(tensor):
         raise SelectError(
-            f"A {type(tensor).__name__} wraps other tensors: its own memory does not hold its values. "
+            f"A {type(tensor).__name__} wraps other tensors: its memory does not contain its values. "
             "Record the plain tensor inside it."
         )
     if tensor.is_meta or is_lazy(tensor):
         raise _no_memory(tensor)
     if not (tensor.dtype in _NUMBER or tensor.dtype in _MAGNITUDES):
         raise SelectError(
-            f"A tensor of type {dtype_name(tensor)} has no summary. Convert it first, for example "
+            f"A tensor of dtype {dtype_name(tensor)} cannot be summarized. Convert it first, for example "
             "with `.dequantize()` or `.to(torch.float32)`."
         )
 
 
 def _is_dense(tensor: torch.Tensor) -> bool:
-    """Whether the elements fill one piece of memory without gaps or overlaps, in whatever order."""
+    """Whether the elements fill one block of memory without gaps or overlaps, in any order."""
     filled = 1
     for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
         if size != 1:
