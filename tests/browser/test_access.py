@@ -178,7 +178,7 @@ def test_training_and_evaluation_of_a_site_are_drawn_in_one_chart(visit: Visit, 
     expect(page.get_by_test_id("mode-eval")).to_be_visible()
 
 
-def test_charts_and_graphs_are_kept_as_drawings(visit: Visit, address: str, tmp_path: Path) -> None:
+def test_charts_and_graphs_are_exported_as_drawings(visit: Visit, address: str, tmp_path: Path) -> None:
     page = visit.page
     opened(page, f"{address}#run=mlp&site=head")
     for at, words in enumerate(("mlp loss", "mlp head output rms", "max")):

@@ -78,7 +78,7 @@ def test_each_argument_and_result_opens_its_own_tensor_and_the_address_holds_it(
     expect(tensor.locator("option:checked")).to_have_text("output output.hidden")
 
 
-def test_a_tensor_that_was_named_carries_its_name_and_meets_the_right_argument(visit: Visit, address: str) -> None:
+def test_a_named_tensor_shows_its_name_and_enters_the_right_argument(visit: Visit, address: str) -> None:
     page = visit.page
     page.goto(f"{address}#run=gated&view=graph")
     expect(part(page, "gated")).to_contain_text("gated named tensor · 4×16")
@@ -114,7 +114,7 @@ def test_a_double_click_at_the_edge_opens_what_it_points_at(visit: Visit, addres
     assert box is not None
     at = {n: point(page, str(n)) for n in range(12)}
     last = max(n for n, (_, y) in at.items() if y < box["y"] + box["height"] - 4)
-    assert last < 11, "the last one that is in sight is at the edge"
+    assert last < 11, "the last visible one is at the edge"
     expect(part(page, str(last))).to_have_attribute("aria-expanded", "false")
     page.mouse.click(*at[last])
     expect(part(page, str(last))).to_have_attribute("aria-selected", "true")

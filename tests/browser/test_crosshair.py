@@ -1,4 +1,4 @@
-"""One cross-hair, one step: every part shows the last recorded step at or before it, and says which: `@55`."""
+"""One crosshair, one step: every part shows the last recorded step at or before it, and says which: `@55`."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def test_named_tensors_and_traces_show_the_last_recorded_step(visit: Visit, addr
     expect(page.get_by_role("button", name="@65", exact=True)).to_be_visible()
 
 
-def test_without_a_cross_hair_the_last_step_in_sight_is_shown(visit: Visit, address: str) -> None:
+def test_without_a_crosshair_the_last_visible_step_is_shown(visit: Visit, address: str) -> None:
     page = visit.page
     page.goto(f"{address}#run=a&site=up&oneStep=1&first=11&last=33")
     expect(shown(page)).to_have_text(["@30", "@30"])
@@ -150,13 +150,13 @@ def test_without_a_cross_hair_the_last_step_in_sight_is_shown(visit: Visit, addr
     expect(page.get_by_test_id("graph-legend")).to_contain_text("output rms @30")
 
 
-def test_left_of_the_first_recorded_step_in_sight_the_one_before_it_is_read(visit: Visit, address: str) -> None:
+def test_left_of_the_first_visible_recorded_step_the_one_before_it_is_read(visit: Visit, address: str) -> None:
     page = visit.page
     page.goto(f"{address}#run=a&site=up&oneStep=1&first=57&last=69{AT}")
     expect(shown(page)).to_have_text(["@55", "@55"])
 
 
-def test_one_step_of_so_many_counts_everywhere(visit: Visit, address: str) -> None:
+def test_a_stride_of_steps_applies_to_every_view(visit: Visit, address: str) -> None:
     page = visit.page
     page.goto(f"{address}#run=a&site=up&oneStep=1&every=20{AT}")
     expect(shown(page)).to_have_text(["@40", "@40"])

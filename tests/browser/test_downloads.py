@@ -85,7 +85,7 @@ def test_files_and_their_columns_name_the_tensor(visit: Visit, address: str, cho
     assert (column(text, "tensor"), column(text, "step")) == ({tensor}, {"7"})
 
 
-def test_training_and_evaluation_are_told_apart_in_one_file(visit: Visit, address: str) -> None:
+def test_training_and_evaluation_have_their_own_curves_in_one_file(visit: Visit, address: str) -> None:
     page = visit.page
     page.goto(f"{address}#run=run&site=fc&kind=output&port=output.0&overlay=1")
     expect(page.get_by_test_id("mode-eval")).to_be_visible()

@@ -47,7 +47,7 @@ def test_two_clicks_lead_from_the_list_to_the_first_layer_with_nan(visit: Visit,
     expect(page).to_have_url(re.compile("site=h.1.attn"))
 
 
-def test_the_way_to_the_graph_opens_what_hides_the_layer_and_colors_by_what_was_found(
+def test_a_link_to_the_graph_opens_the_groups_around_the_layer_and_colors_by_the_finding(
     visit: Visit, tmp_path: Path
 ) -> None:
     for _ in train(next(each for each in TRAININGS if each.broken), tmp_path / "mlp"):
@@ -68,7 +68,7 @@ def test_the_way_to_the_graph_opens_what_hides_the_layer_and_colors_by_what_was_
         expect(page.get_by_test_id("alarm")).to_have_count(1)
 
 
-def test_a_sound_run_says_so_and_what_was_not_checked(visit: Visit, address: str) -> None:
+def test_a_healthy_run_says_so_and_lists_what_was_not_checked(visit: Visit, address: str) -> None:
     page = visit.page
     page.goto(f"{address}#run=sound&view=findings")
     expect(page.get_by_test_id("verdict")).to_contain_text("healthy")
@@ -78,7 +78,7 @@ def test_a_sound_run_says_so_and_what_was_not_checked(visit: Visit, address: str
     expect(page.get_by_test_id("findings")).to_contain_text("needs kind weight_grad")
 
 
-def test_only_what_matters_is_marked_on_the_axis_and_the_slider_stands_at_the_step_after_a_reload(
+def test_only_relevant_events_are_marked_on_the_axis_and_the_slider_keeps_its_step_after_a_reload(
     visit: Visit, address: str
 ) -> None:
     page = visit.page
@@ -86,7 +86,7 @@ def test_only_what_matters_is_marked_on_the_axis_and_the_slider_stands_at_the_st
     marks = page.get_by_role("note")
     expect(marks).to_have_count(1)
     expect(marks).to_have_attribute("aria-label", "note at step 3: a new learning rate")
-    slider = page.get_by_role("slider", name="Step of the cross-hair")
+    slider = page.get_by_role("slider", name="Step of the crosshair")
     expect(slider).to_have_value("10")
     page.reload()
     expect(page.get_by_test_id("histogram")).to_be_visible()

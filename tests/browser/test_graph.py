@@ -119,7 +119,7 @@ def test_the_graph_opens_at_the_site_of_the_address_whichever_answer_comes_first
     expect(part(page, "blocks.1.mlp")).to_have_count(1)
 
 
-def test_a_click_opens_the_panel_with_value_beside_gradient_and_a_dragged_node_stays(
+def test_a_click_opens_the_panel_with_value_and_gradient_and_dragging_a_node_pins_it(
     visit: Visit, address: str
 ) -> None:
     page = visit.page
@@ -178,7 +178,7 @@ def test_the_panels_have_the_choices_of_the_charts_and_smooth_their_lines(visit:
         expect(page).to_have_url(re.compile(said))
 
 
-def test_the_bin_under_the_pointer_is_told_inside_the_panel(visit: Visit, address: str) -> None:
+def test_the_panel_shows_the_bin_under_the_pointer(visit: Visit, address: str) -> None:
     page = visit.page
     page.goto(f"{address}&site=embed")
     ready(page)
@@ -193,7 +193,7 @@ def test_the_bin_under_the_pointer_is_told_inside_the_panel(visit: Visit, addres
         assert box["x"] + box["width"] < room["x"] + room["width"] + 1
 
 
-def test_a_folded_box_is_kept_as_what_a_click_on_it_selects(visit: Visit, address: str) -> None:
+def test_pinning_a_folded_node_pins_what_a_click_on_it_selects(visit: Visit, address: str) -> None:
     page = visit.page
     page.goto(address)
     ready(page)
@@ -218,7 +218,7 @@ def test_panels_stand_side_by_side_where_there_is_room(visit: Visit, address: st
     assert len({box_of(panel)["x"] for panel in panels.all()}) == columns
 
 
-def test_the_tools_stay_beside_a_path_that_gives_way(visit: Visit, address: str) -> None:
+def test_the_tools_stay_visible_beside_a_long_path(visit: Visit, address: str) -> None:
     page = visit.page
     page.goto(f"{address}&entered=blocks.1.norm&expanded=(model)+repeat%253Ablocks.0+blocks.1+blocks.1.norm")
     crumbs = page.get_by_role("navigation", name="Entered modules").get_by_role("button")
@@ -253,7 +253,7 @@ def test_the_tooltip_stays_inside_the_picture(visit: Visit, address: str) -> Non
     assert box["y"] + box["height"] <= room["y"] + room["height"]
 
 
-def test_the_mark_of_a_finding_is_clear_of_how_many_a_box_stands_for(visit: Visit, tmp_path: Path) -> None:
+def test_the_mark_of_a_finding_does_not_cover_the_number_of_repeats(visit: Visit, tmp_path: Path) -> None:
     page = visit.page
     write_graph_run(tmp_path / "runs" / "five", blocks_graph(blocks=5))  # the last block holds NaN
     with PageServer(tmp_path / "runs", port=0) as server:
@@ -298,7 +298,7 @@ def test_the_keyboard_walks_opens_enters_and_leaves(visit: Visit, address: str) 
     expect(crumbs.last).to_have_text("blocks.0 … blocks.3")
 
 
-def test_the_search_of_the_sites_finds_a_part_that_is_folded_away(visit: Visit, address: str) -> None:
+def test_the_search_of_the_sites_finds_a_node_in_a_folded_group(visit: Visit, address: str) -> None:
     page = visit.page
     page.goto(address)
     ready(page)
@@ -312,7 +312,7 @@ def test_the_search_of_the_sites_finds_a_part_that_is_folded_away(visit: Visit, 
     assert box["y"] < where[1] < box["y"] + box["height"]
 
 
-def test_the_colors_follow_the_step_and_the_tooltip_tells_key_and_value_apart(visit: Visit, address: str) -> None:
+def test_the_colors_follow_the_step_and_the_tooltip_separates_key_and_value(visit: Visit, address: str) -> None:
     page = visit.page
     page.goto(f"{address}&step=2")
     ready(page)
@@ -348,7 +348,7 @@ def color_of(page: Page, name: str) -> list[int]:
     return found
 
 
-def test_an_explosion_is_seen_as_change_of_color_on_the_scale_of_the_whole_run(visit: Visit, tmp_path: Path) -> None:
+def test_an_explosion_changes_the_color_on_the_scale_of_the_whole_run(visit: Visit, tmp_path: Path) -> None:
     page = visit.page
     write_graph_run(tmp_path / "runs" / "grows", blocks_graph(), growth=100.0)
     with PageServer(tmp_path / "runs", port=0) as server:
@@ -372,7 +372,7 @@ def test_an_explosion_is_seen_as_change_of_color_on_the_scale_of_the_whole_run(v
         expect(legend).not_to_contain_text(scale.split()[1])
 
 
-def test_the_legend_tells_the_mark_of_findings_which_is_not_the_color_of_nan(visit: Visit, tmp_path: Path) -> None:
+def test_the_legend_explains_the_mark_of_findings_which_is_not_the_color_of_nan(visit: Visit, tmp_path: Path) -> None:
     page = visit.page
     write_graph_run(tmp_path / "runs" / "five", blocks_graph(blocks=5))  # the last block holds NaN
     with PageServer(tmp_path / "runs", port=0) as server:
@@ -411,7 +411,7 @@ def test_a_sum_and_a_product_of_the_same_calls_are_two_circles(visit: Visit, tmp
         assert len(places) == 2
 
 
-def test_branches_share_the_choice_of_the_axis_and_are_kept_as_files(visit: Visit, address: str) -> None:
+def test_branches_use_the_selected_axis_and_can_be_exported(visit: Visit, address: str) -> None:
     page = visit.page
     page.goto(f"{address}&site=embed&expanded=(model)+repeat%253Ablocks.0+blocks.0&entered=blocks.0")
     expect(part(page, "blocks.0.mlp")).to_have_count(1)

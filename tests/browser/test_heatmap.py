@@ -82,7 +82,7 @@ def test_nan_has_its_own_color_from_the_step_on_and_a_click_opens_site_and_step(
     expect(page.get_by_test_id("not-finite")).to_have_text("5 NaN, 0 Inf")
 
 
-def test_rows_stand_as_modules_are_called_whatever_the_kind(visit: Visit, tmp_path: Path) -> None:
+def test_rows_are_in_the_order_of_module_calls_for_every_kind(visit: Visit, tmp_path: Path) -> None:
     page = visit.page
     write_backwards(tmp_path / "run")
     with PageServer(tmp_path, port=0) as server:
@@ -103,9 +103,9 @@ def test_a_stride_of_steps_thins_out_heat_map_and_charts_and_keys_walk_along_it(
     expect(heat).to_have_attribute("data-columns", "30")
     page.get_by_role("combobox", name="Stride of steps").select_option("10 steps")
     expect(heat).to_have_attribute("data-columns", "3")
-    page.get_by_role("slider", name="Step of the cross-hair").press("ArrowLeft")
+    page.get_by_role("slider", name="Step of the crosshair").press("ArrowLeft")
     expect(page.get_by_test_id("crosshair-step")).to_have_text("step 20")
-    page.get_by_role("slider", name="Step of the cross-hair").press("ArrowLeft")
+    page.get_by_role("slider", name="Step of the crosshair").press("ArrowLeft")
     expect(page.get_by_test_id("crosshair-step")).to_have_text("step 10")
     page.get_by_role("tab", name="Charts").click()
     expect(page.get_by_test_id("histogram")).to_have_attribute("data-points", "3")
@@ -132,7 +132,7 @@ def test_groups_fold_into_one_row_that_keeps_the_nan_and_the_search_filters_rows
     expect(heat).to_have_attribute("data-rows", "5")
 
 
-def test_a_heat_map_asks_for_no_chart_and_the_way_back_for_each_once(visit: Visit, address: str) -> None:
+def test_a_heat_map_requests_no_chart_and_the_way_back_requests_each_once(visit: Visit, address: str) -> None:
     page, asked = visit.page, set[str]()
     page.goto(f"{address}#run=broken")
     expect(page.get_by_test_id("histogram")).to_be_visible()
@@ -181,7 +181,7 @@ def test_the_heat_map_shares_its_steps_with_the_metrics_and_zooms_with_them(visi
     expect(heat).to_have_attribute("data-columns", str(last - first + 1))
 
 
-def test_the_numbers_and_the_picture_can_be_kept(visit: Visit, address: str) -> None:
+def test_the_numbers_and_the_picture_can_be_exported(visit: Visit, address: str) -> None:
     page = visit.page
     page.goto(f"{address}#run=broken&view=heatmap")
     expect(page.get_by_test_id("heatmap")).to_have_attribute("data-columns", "30")
@@ -198,14 +198,14 @@ def test_the_numbers_and_the_picture_can_be_kept(visit: Visit, address: str) -> 
     assert picture.value.suggested_filename == "broken_output_rms.png"
 
 
-def test_a_metric_without_a_value_at_the_cross_hair_shows_its_last_one_and_of_which_step_that_is(
+def test_a_metric_without_a_value_at_the_crosshair_shows_its_last_value_with_its_step(
     visit: Visit, tmp_path: Path
 ) -> None:
     page = visit.page
     write_layers(tmp_path / "run")
     layerscope.open(tmp_path / "run").add_curves({"step": [0, 10, 20], "sparse": [3.0, 2.0, 1.0]})
     with PageServer(tmp_path, port=0) as server:
-        for step, told in (("12", "sparse 2 @10"), ("19", "sparse 2 @10"), ("20", "sparse 1"), (None, "sparse 1 @20")):
+        for step, label in (("12", "sparse 2 @10"), ("19", "sparse 2 @10"), ("20", "sparse 1"), (None, "sparse 1 @20")):
             page.goto("about:blank")
             page.goto(f"{server.address}#run=run&view=heatmap{'' if step is None else f'&step={step}'}")
-            expect(page.get_by_role("button", name="sparse")).to_have_text(re.compile(told.replace(" ", r"\s*") + "$"))
+            expect(page.get_by_role("button", name="sparse")).to_have_text(re.compile(label.replace(" ", r"\s*") + "$"))

@@ -25,14 +25,14 @@ def address(tmp_path: Path) -> Iterator[str]:
         yield server.address
 
 
-def test_the_histogram_of_one_step_follows_the_cross_hair(visit: Visit, address: str) -> None:
+def test_the_histogram_of_one_step_follows_the_crosshair(visit: Visit, address: str) -> None:
     page = visit.page
     page.goto(f"{address}#run=run")
     page.get_by_role("button", name="one step").click()
     single = page.get_by_test_id("histograms")
     expect(single).to_contain_text("@11")
-    page.get_by_role("slider", name="Step of the cross-hair").press("ArrowLeft")
-    page.get_by_role("slider", name="Step of the cross-hair").press("ArrowLeft")
+    page.get_by_role("slider", name="Step of the crosshair").press("ArrowLeft")
+    page.get_by_role("slider", name="Step of the crosshair").press("ArrowLeft")
     expect(single).to_contain_text("@10")
     expect(single).to_contain_text(f"max {tensor_at(10).max():.4g}")
     metrics = page.get_by_role("img", name=re.compile("^loss over the steps")).first

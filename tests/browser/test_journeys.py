@@ -127,7 +127,7 @@ def test_an_empty_folder_says_what_to_do_and_shows_the_first_run_when_it_comes(v
         expect(page.get_by_test_id("run-title")).to_have_text("first")
 
 
-def test_a_run_deleted_while_it_is_shown_is_said_to_be_gone(visit: Visit, project: Path, address: str) -> None:
+def test_a_run_deleted_while_it_is_shown_is_reported_as_gone(visit: Visit, project: Path, address: str) -> None:
     page = visit.page
     write_run(project / "other", steps=3)
     page.goto(f"{address}#run=earlier")
@@ -181,7 +181,7 @@ def only_nan(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("make", [no_step, one_number, only_nan], ids=["no step", "one step", "all NaN"])
-def test_every_view_of_a_poor_run_says_something(
+def test_no_view_of_a_run_with_little_data_is_empty(
     visit: Visit, project: Path, address: str, make: Callable[[Path], None]
 ) -> None:
     page = visit.page
@@ -279,14 +279,14 @@ def test_every_data_type_of_a_tensor_can_be_chosen_and_the_newest_comes_first(
     choice = page.get_by_role("combobox", name="Data type and phase")
     expect(choice).to_have_count(0)
     open_run(page, "broken")
-    expect(choice.locator("option:checked")).to_have_text("bfloat16 · read at forward")
+    expect(choice.locator("option:checked")).to_have_text("bfloat16 · forward phase")
     expect(page.get_by_test_id("histogram")).to_have_attribute("data-points", "2")
-    choice.select_option(label="float64 · read at forward")
+    choice.select_option(label="float64 · forward phase")
     expect(page.get_by_test_id("histogram")).to_have_attribute("data-points", "4")
     expect(page).to_have_url(re.compile("dtype=float64&phase=forward"))
     page.reload()
     expect(page.get_by_test_id("histogram")).to_have_attribute("data-points", "4")
-    expect(choice.locator("option:checked")).to_have_text("float64 · read at forward")
+    expect(choice.locator("option:checked")).to_have_text("float64 · forward phase")
 
 
 def test_a_run_without_metrics_shows_its_last_step(visit: Visit, project: Path, address: str) -> None:

@@ -29,7 +29,7 @@ def test_keys_work_while_a_slider_or_a_box_has_the_focus(visit: Visit, address: 
     page.goto(f"{address}#run=a&step=5")
     expect(page.get_by_test_id("histogram")).to_be_visible()
     step = page.get_by_test_id("crosshair-step")
-    page.get_by_role("slider", name="Step of the cross-hair").press("]")
+    page.get_by_role("slider", name="Step of the crosshair").press("]")
     expect(step).to_have_text("step 6")
     page.get_by_role("slider", name="Smoothing in percent").first.press("[")
     expect(step).to_have_text("step 5")

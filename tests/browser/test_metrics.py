@@ -101,13 +101,13 @@ def test_the_keyboard_adds_a_metric_and_takes_it_away(visit: Visit, address: str
     drawn(page, "accuracy/top1")
 
 
-def test_metrics_that_a_run_lacks_are_left_out(visit: Visit, address: str) -> None:
+def test_metrics_that_a_run_does_not_have_are_left_out(visit: Visit, address: str) -> None:
     page = visit.page
     page.goto(f"{address}#run=run&metric=loss&metrics=loss&metrics=gone&metrics=accuracy/top1")
     drawn(page, "loss", "accuracy/top1")
 
 
-def test_where_a_pixel_holds_several_steps_a_value_says_of_which_one_it_is(visit: Visit, tmp_path: Path) -> None:
+def test_a_value_names_its_step_where_one_pixel_covers_several(visit: Visit, tmp_path: Path) -> None:
     writing = Writing(tmp_path / "long")
     for step in range(4000):
         writing.sink.put(Metric(step, "number", float(step), float(step)))
@@ -118,10 +118,10 @@ def test_where_a_pixel_holds_several_steps_a_value_says_of_which_one_it_is(visit
             visit.page.goto("about:blank")
             visit.page.goto(f"{server.address}#run=long&step={step}")
             expect(chip(visit.page, "number")).to_contain_text("20")
-            value, _, told = chip(visit.page, "number").inner_text().removeprefix("number").partition("@")
-            assert int(value) == (int(told.replace(",", "")) if told else step)
+            value, _, label = chip(visit.page, "number").inner_text().removeprefix("number").partition("@")
+            assert int(value) == (int(label.replace(",", "")) if label else step)
             within = visit.page.get_by_test_id("readout-number").get_by_test_id("step-label").inner_text()
             first, last = re.findall(r"[\d,]+", within)
             assert int(first.replace(",", "")) <= step <= int(last.replace(",", ""))
-            others += bool(told)
+            others += bool(label)
         assert others > 0

@@ -57,7 +57,7 @@ def notebook(folder: Path, run: str, shown: str = "") -> Iterator[str]:
 
 
 def wait_until_it_listens(port: int, process: subprocess.Popen[bytes]) -> None:
-    """marimo tells its address before it listens there."""
+    """marimo prints its address before it listens there."""
     until = time.monotonic() + 60
     while time.monotonic() < until and process.poll() is None:
         with contextlib.suppress(ConnectionRefusedError), socket.create_connection(("127.0.0.1", port)):

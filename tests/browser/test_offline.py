@@ -83,9 +83,9 @@ def test_a_report_has_charts_heat_map_and_findings_of_the_run(alone: Page, tmp_p
     alone.get_by_role("button", name="one step").click()
     single = alone.get_by_test_id("histograms")
     expect(single.get_by_role("img")).to_have_attribute("aria-label", re.compile("in float16 all fit"))
-    alone.get_by_role("slider", name="Step of the cross-hair").press("ArrowLeft")
+    alone.get_by_role("slider", name="Step of the crosshair").press("ArrowLeft")
     expect(single).to_contain_text("@29")
-    alone.get_by_role("slider", name="Step of the cross-hair").press("ArrowLeft")
+    alone.get_by_role("slider", name="Step of the crosshair").press("ArrowLeft")
     expect(single).to_contain_text("@28")
     alone.get_by_role("button", name="over time").click()
     alone.get_by_test_id("stat").select_option("std")
@@ -97,7 +97,7 @@ def test_a_report_has_charts_heat_map_and_findings_of_the_run(alone: Page, tmp_p
         expect(alone.get_by_role("tab", name=tab)).to_have_count(0)
 
 
-def test_a_report_without_room_says_what_it_left_out_and_how_to_include_it(alone: Page, tmp_path: Path) -> None:
+def test_a_report_that_is_too_small_names_what_it_leaves_out_and_how_to_include_it(alone: Page, tmp_path: Path) -> None:
     write_run(tmp_path / "run", steps=30)
     target = tmp_path / "run.html"
     assert main(["report", str(tmp_path / "run"), "-o", str(target), "--size", "0.003"]) == 0

@@ -48,7 +48,7 @@ def test_runs_with_metrics_only_are_compared_by_them(visit: Visit, tmp_path: Pat
         expect(compared.get_by_text("Metrics only")).to_be_visible()
 
 
-def test_the_first_row_in_sight_is_whole(visit: Visit, tmp_path: Path) -> None:
+def test_the_first_visible_row_is_whole(visit: Visit, tmp_path: Path) -> None:
     for at in range(12):
         write_run(tmp_path / f"run{at:02}", steps=1)
     with PageServer(tmp_path, port=0) as server:

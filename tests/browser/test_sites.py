@@ -17,7 +17,7 @@ from tests.server.runs import write_run
 pytestmark = pytest.mark.browser
 LONG = "transformer.encoder.layers.11.attention.projection.c_proj"
 
-#: Whether the first and the last letter of an element are in sight.
+#: Whether the first and the last letter of an element are visible.
 ENDS = """element => {
   const box = element.getBoundingClientRect();
   const text = document.createTreeWalker(element, NodeFilter.SHOW_TEXT).nextNode();
@@ -39,7 +39,7 @@ def address(tmp_path: Path) -> Iterator[str]:
         yield server.address
 
 
-def test_a_found_site_that_is_too_long_shows_its_end(visit: Visit, address: str) -> None:
+def test_a_long_name_in_the_search_results_shows_its_end(visit: Visit, address: str) -> None:
     page = visit.page
     page.goto(f"{address}#run=long")
     page.get_by_role("searchbox").fill("c_proj")
@@ -51,23 +51,23 @@ def test_a_found_site_that_is_too_long_shows_its_end(visit: Visit, address: str)
     assert row.get_by_text("h.0.attn").locator("xpath=..").evaluate(ENDS) == [True, True]
 
 
-def test_a_site_that_the_run_lacks_is_told_and_stays_in_the_address(visit: Visit, address: str) -> None:
+def test_a_missing_site_is_reported_and_stays_in_the_address(visit: Visit, address: str) -> None:
     page = visit.page
     page.goto(f"{address}#run=layers&site=<b>gone")
-    told = page.get_by_text("The run has no site “<b>gone”: showing “embed”.")
-    expect(told).to_be_visible()
+    message = page.get_by_text("The run has no site “<b>gone”: showing “embed”.")
+    expect(message).to_be_visible()
     expect(page.get_by_test_id("site-title")).to_have_text("embed")
     expect(page.get_by_test_id("histogram")).to_be_visible()
     page.keyboard.press("]")
     expect(page).to_have_url(re.compile("site=%3Cb%3Egone.*step=3"))
     page.reload()
-    expect(told).to_be_visible()
+    expect(message).to_be_visible()
     page.get_by_test_id("sites").get_by_role("treeitem").filter(has_text="head").click()
-    expect(told).to_have_count(0)
+    expect(message).to_have_count(0)
     expect(page).to_have_url(re.compile("site=head"))
 
 
-def test_a_site_is_shown_again_after_a_run_that_lacks_it(visit: Visit, address: str) -> None:
+def test_a_site_is_shown_again_after_a_run_without_it(visit: Visit, address: str) -> None:
     page = visit.page
     page.goto(f"{address}#run=layers&site=head")
     title = page.get_by_test_id("site-title")
@@ -82,7 +82,7 @@ def test_a_site_is_shown_again_after_a_run_that_lacks_it(visit: Visit, address: 
     expect(title).to_have_text(LONG)
 
 
-def test_a_site_that_nobody_chose_is_not_missed(visit: Visit, address: str) -> None:
+def test_a_missing_default_site_causes_no_message(visit: Visit, address: str) -> None:
     page = visit.page
     page.goto(f"{address}#run=layers")
     title = page.get_by_test_id("site-title")

@@ -1,4 +1,4 @@
-"""Named tensors in a real browser: the graph, the selectors, two trials, and what is told beside them."""
+"""Named tensors in a real browser: graph, selectors, two runs side by side, metrics, notes and network."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_arrow_keys_walk_on_before_the_numbers_of_the_last_node_have_arrived(vis
     expect(node(page, "loss")).to_have_attribute("aria-selected", "true")
 
 
-def test_a_click_on_the_trial_beside_swaps_the_two(visit: Visit, address: str) -> None:
+def test_a_click_on_the_run_beside_swaps_the_two(visit: Visit, address: str) -> None:
     page = visit.page
     page.goto(f"{address}&beside=b")
     expect(page.get_by_test_id("panel")).to_have_count(2)
@@ -159,7 +159,7 @@ def test_the_selection_survives_every_switch_and_is_in_the_address(visit: Visit,
         expect(page.get_by_test_id(name)).to_have_value(value)
 
 
-def test_what_is_not_there_keeps_the_wish_and_says_so(visit: Visit, address: str) -> None:
+def test_a_missing_selection_is_reported_and_stays_selected(visit: Visit, address: str) -> None:
     page = visit.page
     page.goto(f"{address}&type=long&iteration=3&node=loss")
     expect(stat(page, "mean")).to_be_visible()
@@ -172,7 +172,7 @@ def test_what_is_not_there_keeps_the_wish_and_says_so(visit: Visit, address: str
     expect(stat(page, "mean")).to_be_visible()
 
 
-def test_two_trials_side_by_side_follow_the_same_selectors(visit: Visit, address: str) -> None:
+def test_two_runs_side_by_side_follow_the_same_selectors(visit: Visit, address: str) -> None:
     page = visit.page
     page.goto(f"{address}&node=memory&iteration=1")
     page.get_by_test_id("beside").select_option("b")
@@ -217,7 +217,7 @@ def test_two_tensors_are_related_sample_by_sample(visit: Visit, address: str) ->
     expect(page.get_by_test_id("sample")).to_have_value("2")
 
 
-def test_metrics_compare_trials_and_types_and_notes_and_network_are_told(visit: Visit, address: str) -> None:
+def test_metrics_compare_runs_and_types_and_notes_and_network_are_shown(visit: Visit, address: str) -> None:
     page = visit.page
     page.goto(f"{address}&pane=metrics&beside=b")
     charts = page.get_by_test_id("metric-charts")
@@ -235,7 +235,7 @@ def test_metrics_compare_trials_and_types_and_notes_and_network_are_told(visit: 
     expect(tree.get_by_role("row")).to_have_count(4)
 
 
-def test_a_view_of_ones_own_follows_the_selection_and_the_file(visit: Visit, address: str, project: Path) -> None:
+def test_a_custom_view_follows_the_selection_and_the_file(visit: Visit, address: str, project: Path) -> None:
     page = visit.page
     page.goto(f"{address}&node=memory&step=30&pane=custom")
     own = page.get_by_test_id("custom-view")
@@ -264,7 +264,7 @@ IN_SIGHT = """nodes => {
     return box.left >= room.left && box.right <= room.right && box.top >= room.top && box.bottom <= room.bottom;
   });
 }"""
-#: How much of each column's head is in sight: 0 for nothing, 1 for all of it.
+#: Visible share of each column header, from 0 to 1.
 SHARES = """body => {
   const right = body.getBoundingClientRect().right;
   return [...body.querySelectorAll("thead th")].map((head) => {
@@ -274,7 +274,7 @@ SHARES = """body => {
 }"""
 
 
-def test_two_trials_fit_into_their_halves_and_share_one_scale_of_colors(visit: Visit, address: str) -> None:
+def test_two_runs_fit_into_their_halves_and_share_one_color_scale(visit: Visit, address: str) -> None:
     page = visit.page
     page.goto(f"{address}&node=memory&type=long&beside=b")
     expect(page.get_by_test_id("panel")).to_have_count(2)
@@ -305,19 +305,19 @@ def test_numbers_that_do_not_fit_fade_at_the_edge_and_begin_with_whole_columns(v
     assert body.evaluate(SHARES)[-1] == 1
 
 
-def test_the_samples_are_in_sight_to_their_last_column(visit: Visit, address: str) -> None:
+def test_the_samples_are_visible_to_their_last_column(visit: Visit, address: str) -> None:
     page = visit.page
     page.goto(f"{address}&type=long&pane=samples&node=memory")
     expect(page.get_by_role("table", name="Samples of a")).to_be_visible()
     assert page.locator(".tables").evaluate("tables => tables.scrollWidth <= tables.clientWidth")
 
 
-def test_the_timeline_is_in_sight_and_its_scrubber_chooses_the_step(visit: Visit, address: str) -> None:
+def test_the_timeline_is_visible_and_its_slider_selects_the_step(visit: Visit, address: str) -> None:
     page = visit.page
     page.goto(f"{address}&node=memory&type=short")
     metrics = page.get_by_role("region", name="Metrics", exact=True)
     expect(metrics.get_by_role("img", name="loss over the steps")).to_be_visible()
-    slider, step = page.get_by_role("slider", name="Step of the cross-hair"), page.get_by_test_id("step")
+    slider, step = page.get_by_role("slider", name="Step of the crosshair"), page.get_by_test_id("step")
     expect(step).to_have_value("50")
     expect(slider).to_have_value("50")
     expect(metrics.get_by_test_id("crosshair-step")).to_have_text("step 50")

@@ -69,9 +69,7 @@ def test_an_operation_is_found_and_shows_value_gradient_and_code(visit: Visit, a
     expect(page.get_by_test_id("code").filter(visible=True).first).to_contain_text("the residual")
 
 
-def test_as_long_as_nothing_is_chosen_the_overview_leads_to_the_costliest_operations(
-    visit: Visit, address: str
-) -> None:
+def test_without_a_selection_the_overview_links_to_the_most_expensive_operations(visit: Visit, address: str) -> None:
     page = visit.page
     page.goto(f"{address}#run=net&view=traces")
     overview = page.get_by_test_id("trace-overview")
@@ -105,7 +103,7 @@ def test_the_address_restores_trace_operation_and_what_is_open(visit: Visit, add
     expect(part(page, "conv2d_2")).to_have_count(0)
 
 
-def test_a_module_opens_on_a_double_click_and_can_be_looked_at_alone(visit: Visit, address: str) -> None:
+def test_a_module_opens_on_a_double_click_and_can_be_shown_alone(visit: Visit, address: str) -> None:
     page = visit.page
     page.goto(f"{address}#run=net&view=traces&opened=0")
     expect(part(page, BLOCKS)).to_have_attribute("aria-expanded", "false")
@@ -179,12 +177,12 @@ def test_a_trace_leads_to_the_histograms_of_its_step_and_module(visit: Visit, ad
     expect(page.get_by_test_id("crosshair-step")).to_have_text("step 2")
 
 
-def test_the_cross_hair_stands_at_the_step_of_a_trace_that_nobody_chose(visit: Visit, address: str) -> None:
+def test_the_crosshair_stands_at_the_step_of_the_default_trace(visit: Visit, address: str) -> None:
     page = visit.page
     for said, stands in (("", "2"), ("&step=3", "3")):  # step 3 has no trace: the last one before it is shown
         page.goto(f"{address}#run=watched&view=traces{said}")
         expect(page.get_by_test_id("crosshair-step")).to_have_text(f"step {stands}")
-        expect(page.get_by_role("slider", name="Step of the cross-hair")).to_have_value(stands)
+        expect(page.get_by_role("slider", name="Step of the crosshair")).to_have_value(stands)
         expect(page.get_by_role("button", name="@2", exact=True)).to_be_visible()
         page.goto("about:blank")
 
@@ -205,7 +203,7 @@ def test_marks_above_the_metrics_lead_to_the_traces_of_their_steps(visit: Visit,
     expect(page.get_by_role("tab", name="Charts")).to_have_attribute("aria-selected", "true")
 
 
-def test_a_trace_that_the_cross_hair_brought_into_sight_stays(visit: Visit, address: str) -> None:
+def test_a_trace_opened_by_the_crosshair_stays_open(visit: Visit, address: str) -> None:
     page = visit.page
     page.goto(f"{address}#run=twice&view=traces&trace=000001")
     step, trace = page.get_by_test_id("crosshair-step"), page.get_by_label("Trace", exact=True)
@@ -236,7 +234,7 @@ def test_a_trace_of_another_model_begins_anew_and_one_of_the_same_goes_on(visit:
     expect(page).not_to_have_url(re.compile("[&#]op="))
 
 
-def test_the_cross_hair_leads_away_from_a_trace_of_no_step(visit: Visit, address: str) -> None:
+def test_moving_the_crosshair_leaves_a_trace_without_step(visit: Visit, address: str) -> None:
     page = visit.page
     page.goto(f"{address}#run=mixed&view=traces&trace=000003")
     trace = page.get_by_label("Trace", exact=True)
@@ -249,7 +247,7 @@ def test_the_cross_hair_leads_away_from_a_trace_of_no_step(visit: Visit, address
         expect(trace).to_have_value(now)
 
 
-def test_the_cross_hair_reaches_the_trace_of_any_step_of_a_long_run(visit: Visit, tmp_path: Path) -> None:
+def test_the_crosshair_reaches_the_trace_of_any_step_of_a_long_run(visit: Visit, tmp_path: Path) -> None:
     writing = Writing(tmp_path / "long")
     for step in range(6000):
         writing.metric(step, 1.0)
@@ -277,7 +275,7 @@ def test_the_cross_hair_reaches_the_trace_of_any_step_of_a_long_run(visit: Visit
         expect(trace).to_have_value("000002")
 
 
-def test_picture_and_place_are_in_the_address_and_kept_for_the_next_operation(visit: Visit, address: str) -> None:
+def test_picture_and_index_are_in_the_address_and_stay_for_the_next_operation(visit: Visit, address: str) -> None:
     page = visit.page
     page.goto(f"{address}#run=net&view=traces&op=1")
     value = page.get_by_test_id("picture-value")
@@ -308,7 +306,7 @@ def test_a_picture_that_does_not_fit_is_replaced_without_an_error(visit: Visit, 
     expect(page.get_by_text("The value cannot be shown")).to_have_count(0)
 
 
-def test_a_module_tells_its_costs_and_shows_what_it_gives(visit: Visit, address: str) -> None:
+def test_a_module_shows_its_time_memory_and_output(visit: Visit, address: str) -> None:
     page = visit.page
     page.goto(f"{address}#run=net&view=traces&opened=0")
     click(page, BLOCKS)
@@ -334,7 +332,7 @@ def test_a_trace_that_is_saved_while_the_page_is_open_appears(visit: Visit, tmp_
         expect(part(visit.page, BLOCKS)).to_be_attached(timeout=15_000)
 
 
-def test_outside_of_their_view_traces_are_asked_for_only_when_there_are_more(visit: Visit, tmp_path: Path) -> None:
+def test_other_views_request_traces_only_when_there_are_more(visit: Visit, tmp_path: Path) -> None:
     page, asked = visit.page, list[str]()
     page.on("request", lambda request: asked.append(request.url))
     write_run(tmp_path / "untraced")

@@ -1,4 +1,4 @@
-"""The way of `docs/tutorial.md` to the bug: both trials of the demo, in a real browser.
+"""The steps of `docs/tutorial.md` to the bug, with both runs of the demo, in a real browser.
 
 With LAYERSCOPE_SCREENSHOTS=1 the trainings are as long as the demo's, and the pictures of the page are drawn anew.
 """
@@ -92,7 +92,7 @@ def test_walking_from_the_input_to_the_loss_finds_values_that_rise_but_do_not_fa
     assert statistic(panel, "max") < 4 * -statistic(panel, "min")
 
 
-def test_the_lowest_answer_is_near_a_half_in_one_trial_and_near_none_in_the_other(visit: Visit, address: str) -> None:
+def test_the_lowest_answer_is_near_a_half_in_one_run_and_near_zero_in_the_other(visit: Visit, address: str) -> None:
     page = visit.page
     page.goto(f"{address}#run=bugged&beside=fixed&view=tensors&type={TYPE}&node=output")
     lowest = {run: statistic(settled(page, "output", run), "min") for run in ("bugged", "fixed")}
@@ -122,7 +122,7 @@ def test_the_gradient_before_the_last_activation_is_a_hundredth_of_the_one_behin
     np.testing.assert_allclose(through[~negative], wanted[~negative], rtol=0.01)
 
 
-def test_the_losses_of_both_trials_are_compared_type_by_type(visit: Visit, address: str) -> None:
+def test_the_losses_of_both_runs_are_compared_type_by_type(visit: Visit, address: str) -> None:
     page = visit.page
     page.goto(f"{address}#run=bugged&view=tensors&types=01_iterations+10_iterations+20_iterations")
     tab(page, "Notes")
@@ -161,7 +161,7 @@ def test_the_loss_of_a_sample_is_high_where_its_sum_is_near_zero(visit: Visit, a
     assert sums[highest].mean() < np.delete(sums, highest).mean() / 2
 
 
-def test_the_demos_own_view_follows_the_selection(visit: Visit, address: str) -> None:
+def test_the_custom_view_of_the_demo_follows_the_selection(visit: Visit, address: str) -> None:
     page = visit.page
     page.goto(f"{address}#run=fixed&view=tensors&type=10_iterations&sample=1")
     tab(page, VIEW.name)

@@ -21,7 +21,7 @@ export interface HeatChoice {
 }
 
 export function heatChoice(page: PageState): HeatChoice {
-  // All plots give the labels their room, so that one cross-hair fits all.
+  // All plots give the labels their room, so that one crosshair fits all.
   $effect(() => {
     page.left = FOR_LABELS;
     return () => {

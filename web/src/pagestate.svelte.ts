@@ -1,4 +1,4 @@
-/** The state of the page: the selection, the answers of the server, the cross-hair. */
+/** The state of the page: the selection, the answers of the server, the crosshair. */
 
 import { untrack } from "svelte";
 import { LEFT, lastUntil, RIGHT, type Span } from "./charts/scale";
@@ -177,7 +177,7 @@ export class PageState {
     return max > min ? { min, max } : { min: min - 0.5, max: min + 0.5 };
   });
 
-  /** The step of the cross-hair: under the pointer, else pinned. */
+  /** The step of the crosshair: under the pointer, else pinned. */
   readonly step = $derived(this.hover ?? this.selection.step);
 
   /** The last step of the runs on screen. */
@@ -188,7 +188,7 @@ export class PageState {
     return Math.max(...ends.map(({ last_step }) => last_step ?? Number.NEGATIVE_INFINITY));
   });
 
-  /** The step whose numbers are shown: that of the cross-hair, else the last visible one. */
+  /** The step whose numbers are shown: that of the crosshair, else the last visible one. */
   readonly shownStep = $derived(
     this.steps?.[Math.max(lastUntil(this.steps, this.step ?? Number.MAX_SAFE_INTEGER), 0)] ??
       this.step ??
@@ -243,7 +243,7 @@ export class PageState {
   }
 
   selectTrace({ name, step }: TraceEntry): void {
-    // A trace without step releases the cross-hair, which may stand at the step of another trace.
+    // A trace without step releases the crosshair, which may stand at the step of another trace.
     this.select({ view: "traces", trace: name, step, ...NOTHING_SELECTED });
   }
 

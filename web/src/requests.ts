@@ -28,7 +28,7 @@ export function histogramOf(
   ];
 }
 
-/** The histogram of a series at the cross-hair. */
+/** The histogram of a series at the crosshair. */
 export function stepHistogramOf(page: PageState, series: SeriesEntry, bins: number): ChartRequest {
   const { axis } = page.selection;
   const [address, identity] = ofSeries(page, series, "step-histogram");

@@ -31,7 +31,7 @@ export interface Selection {
   /** Metrics that are drawn into the same chart. */
   metrics: readonly string[];
   metricLog: boolean;
-  /** The step the cross-hair is pinned to. */
+  /** The step the crosshair is pinned to. */
   step: number | null;
   /** Every n-th step is shown. */
   every: number;

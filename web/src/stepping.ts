@@ -1,4 +1,4 @@
-/** The steps that the cross-hair can stand at: recorded steps, those of the view, and those of traces. */
+/** The steps that the crosshair can stand at: recorded steps, those of the view, and those of traces. */
 
 import { type Columns, lastUntil, nearest } from "./charts/scale";
 import type { PageState } from "./pagestate.svelte";
@@ -30,16 +30,16 @@ export function snapped(page: PageState, step: number, plot: Element | null = nu
   if (near !== undefined && Math.abs(near - step) * width <= span.max - span.min) return near;
   const all = together(among, traced);
   const snap = all[nearest(all, step)] ?? null;
-  // A plot has one more step on the left: the cross-hair stays inside the visible span.
+  // A plot has one more step on the left: the crosshair stays inside the visible span.
   return snap !== null && snap < span.min ? Math.ceil(Math.max(step, span.min)) : snap;
 }
 
-/** Pin the cross-hair to the neighboring step. */
+/** Pin the crosshair to the neighboring step. */
 export function walk(page: PageState, by: number): void {
   const recorded = page.steps ?? recordedIn(page)?.filter((step) => step >= page.span.min);
   const steps = recorded && together(recorded, tracedIn(page));
   if (steps === undefined || steps.length === 0) return;
-  // Without a cross-hair the first key sets it to the last step, which a view with steps of its own shows already.
+  // Without a crosshair the first key sets it to the last step, which a view with steps of its own shows already.
   const unset = steps.length - 1 - (page.steps === null ? by : 0);
   const at = lastUntil(steps, page.step ?? 0);
   // From between two steps, the first key leads to one of the two.

@@ -14,7 +14,7 @@ test("the nearest column is found, also outside the steps", () => {
   expect(nearest(new Float64Array(), 3)).toBe(-1);
 });
 
-test("a cross-hair reads the last recorded step at or before it, and the first one before that", () => {
+test("a crosshair reads the last recorded step at or before it, and the first one before that", () => {
   const steps = Float64Array.of(5, 10, 55, 60);
   const view = { first_steps: steps, last_steps: steps };
   expect([0, 5, 9, 54, 59, 60, 99].map((step) => columnAt(view, step))).toEqual([0, 0, 0, 1, 2, 3, 3]);

@@ -1,6 +1,6 @@
 /** Steps and values → pixels, and back. Placing only: what the numbers are is decided by the view. */
 
-/** Room to the left and right of every plot: the same everywhere, so that one cross-hair fits all. */
+/** Room to the left and right of every plot: the same everywhere, so that one crosshair fits all. */
 export const LEFT = 66;
 export const RIGHT = 54;
 
@@ -62,14 +62,14 @@ export interface Columns {
 }
 
 /**
- * What every part of the page shows of a cross-hair: the column with the last recorded step at or before it, the first
+ * What every part of the page shows of a crosshair: the column with the last recorded step at or before it, the first
  * column before that; −1 if there is none. The server answers `step=` by the same rule (`rows.at_or_before`).
  */
 export function columnAt({ first_steps }: Columns, step: number): number {
   return Math.min(Math.max(lastUntil(first_steps, step), 0), first_steps.length - 1);
 }
 
-/** The step that a plot reads at a cross-hair, where it draws the line. */
+/** The step that a plot reads at a crosshair, where it draws the line. */
 export function readBy(columns: Columns | undefined, step: number | null): number | null {
   if (columns === undefined || step === null) return step;
   const at = columnAt(columns, step);

@@ -43,7 +43,7 @@ export class Tensors {
   readonly panel = $derived<TensorPanel | null>(this.panels[0] ?? null);
   readonly stat = $derived(this.answer.value?.stat ?? "mean");
 
-  /** Change the selection; the step is that of the cross-hair. */
+  /** Change the selection; the step is that of the crosshair. */
   choose(changes: Partial<Chosen> & { step?: number | null }): void {
     if ("node" in changes || "iteration" in changes) this.at = [];
     this.page.select(changes);

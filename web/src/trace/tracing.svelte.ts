@@ -60,13 +60,13 @@ export class Tracing {
     this.page.tracesOfRun.find((entry) => entry.name === this.page.selection.trace),
   );
 
-  /** The newest trace of the last step at or before the cross-hair that has any, unless another one of it is chosen. */
+  /** The newest trace of the last step at or before the crosshair that has any, unless another one of it is chosen. */
   readonly entry = $derived.by(() => {
     const { tracesOfRun, selection } = this.page;
     const chosen = this.#chosenTrace;
     const steps = Float64Array.from(tracesOfRun.flatMap(({ step }) => step ?? [])).sort();
     const at = selection.step === null ? undefined : steps[Math.max(lastUntil(steps, selection.step), 0)];
-    // One of no step stays until the cross-hair is at the step of another one.
+    // One of no step stays until the crosshair is at the step of another one.
     const stays = at === undefined || chosen?.step === at || (chosen?.step === null && at !== selection.step);
     if (chosen !== undefined && stays) return chosen;
     return tracesOfRun.filter(({ step }) => step === at).at(-1) ?? tracesOfRun.at(-1) ?? null;
@@ -202,7 +202,7 @@ export class Tracing {
     return this.#path(what, ...more, ...(this.page.selection.unrolled ? ["unrolled=1"] : []));
   }
 
-  /** Select the trace on screen, and move the cross-hair to its step. */
+  /** Select the trace on screen, and move the crosshair to its step. */
   #pin(): void {
     const { entry } = this;
     const { run, trace, step } = this.page.selection;
