@@ -1,10 +1,10 @@
-/** Evaluations: how many of their forwards were recorded. */
+/** Evaluations: how many of their forward passes were recorded. */
 
 import type { EventEntry, SeriesEntry } from "./wire.gen";
 
 const TEXT = /^(\d+) of (\d+) forwards of (.*?)(?: in context (.*))?$/;
 
-/** What was recorded of the evaluation that a series in evaluation mode shows: the last one until the step. */
+/** The recorded forward passes of the last evaluation at or before a step, for a series in evaluation mode. */
 export function forwardsOf(
   events: readonly EventEntry[],
   series: Pick<SeriesEntry, "site" | "mode" | "context">,

@@ -1,4 +1,4 @@
-/** Which statistic of which tensors a heat map shows: as selected, as far as the run has it. */
+/** The statistic and tensors of a heat map: the selected ones, where the run has them. */
 
 import { LEFT } from "./charts/scale";
 import { distinctKinds } from "./format";
@@ -16,12 +16,12 @@ export interface HeatChoice {
   readonly mode: string;
   readonly contexts: readonly string[];
   readonly context: string;
-  /** The question as a request has it. */
+  /** The query of requests. */
   readonly query: string;
 }
 
 export function heatChoice(page: PageState): HeatChoice {
-  // All plots give the labels their room, so that one crosshair fits all.
+  // All plots leave room for the labels, so that one crosshair line fits all.
   $effect(() => {
     page.left = FOR_LABELS;
     return () => {

@@ -1,11 +1,11 @@
-/** The live channel: hears which runs changed, and comes back after a server restart. */
+/** The live channel: receives which runs changed, and reconnects after a server restart. */
 
 import { isFile } from "./offline";
 import type { Change } from "./wire.gen";
 
 const FIRST_WAIT_MS = 400;
 const LONGEST_WAIT_MS = 4000;
-/** What was asked for before the first connection may be old by then; but the first picture comes first. */
+/** Delay after the first connection: answers from before it may be outdated, but the first picture comes first. */
 const FIRST_NEWS_MS = 1000;
 
 export class Live {

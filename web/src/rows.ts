@@ -13,7 +13,7 @@ export interface HeatRow {
   readonly depth: number;
 }
 
-/** What tells a row from the others, also after the view was asked for again. */
+/** The key of a row, which stays the same when the view is requested again. */
 export function rowKey(view: HeatMapView, at: number): string {
   return `${view.sites[at]}|${view.ports[at]}|${view.inside[at] === 0 ? "" : "group"}`;
 }

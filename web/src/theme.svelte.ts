@@ -1,4 +1,4 @@
-/** Dark or light: as the system says, until the user says otherwise. */
+/** Dark or light theme: that of the system until the user chooses. */
 
 type Name = "dark" | "light";
 const KEY = "layerscope-theme";
@@ -24,7 +24,7 @@ export class Theme {
     try {
       localStorage.setItem(KEY, this.#chosen);
     } catch {
-      // A browser that keeps nothing still has both themes.
+      // The theme also works in a browser without storage.
     }
   }
 }

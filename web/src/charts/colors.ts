@@ -91,7 +91,7 @@ const DIVERGING = { dark: ramp(DARK_DIVERGING), light: ramp(LIGHT_DIVERGING) };
 
 const PALETTES: { dark?: Palette; light?: Palette } = {};
 
-/** The colors of a theme; asking the style sheet once is enough, and asking has all styles computed. */
+/** The colors of a theme; cached, because reading the style sheet makes the browser compute all styles. */
 export function palette(theme: "dark" | "light"): Palette {
   if (document.documentElement.dataset.theme !== theme) return read(theme);
   PALETTES[theme] ??= read(theme);

@@ -5,7 +5,7 @@ import { escaped, forExport, marksOf } from "./svg";
 
 export type Cell = string | number | null | undefined;
 
-/** Longest name of a file that every system takes. */
+/** Longest file name for every system. */
 const LONGEST = 120;
 const TITLE = 30;
 
@@ -124,7 +124,7 @@ function save(name: string, ending: string, content: Blob): void {
   setTimeout(() => URL.revokeObjectURL(link.href), 1000);
 }
 
-/** A name that every system takes; a long one is cut in its middle, for its end tells it from others. */
+/** A file name for every system; a long one is cut in the middle, because the ends distinguish names. */
 export function fileName(name: string): string {
   const text = name.replace(/[^\p{L}\p{N}._-]+/gu, "_");
   const half = LONGEST / 2 - 1;

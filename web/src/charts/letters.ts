@@ -1,4 +1,4 @@
-/** Words on a picture. */
+/** Text on a picture. */
 
 import type { Palette } from "./colors";
 

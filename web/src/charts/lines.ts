@@ -19,7 +19,7 @@ export interface Curve {
   readonly color: string;
   /** Lengths of dashes and gaps; a line without any is whole. */
   readonly dash?: readonly number[];
-  /** Whether the line is broad: where others lie on it, both are seen. */
+  /** Whether the line is broad, so that it is visible below another one. */
   readonly broad?: boolean;
 }
 

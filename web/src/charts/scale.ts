@@ -1,4 +1,4 @@
-/** Steps and values → pixels, and back. Placing only: what the numbers are is decided by the view. */
+/** Steps and values → pixels, and back. */
 
 /** Room to the left and right of every plot: the same everywhere, so that one crosshair fits all. */
 export const LEFT = 66;

@@ -1,4 +1,4 @@
-/** A drawing on a canvas as SVG: it is drawn once more, and every stroke is written down on the way. */
+/** A canvas as SVG: the drawing is repeated on a context that records every call as SVG. */
 
 type Point = readonly [x: number, y: number];
 type Style = string | CanvasGradient | CanvasPattern;
@@ -39,7 +39,7 @@ export function marksOf(canvas: HTMLCanvasElement, draw: () => void): string {
 
 const PATH = ["moveTo", "lineTo", "bezierCurveTo", "arc", "arcTo", "rect", "roundRect", "closePath"] as const;
 
-/** The outline that a path on a canvas has, in the words of SVG. */
+/** The outline of a canvas path as SVG path data. */
 export class Outline {
   d = "";
   private at: Point = [0, 0];
@@ -135,7 +135,7 @@ class WrittenPath extends Path2D {
   }
 }
 
-/** What is drawn in a context while its calls pass through here. */
+/** Records the calls of a canvas context as SVG. */
 class Writing {
   private readonly marks: string[] = [];
   private readonly clips: string[] = [];
@@ -265,7 +265,7 @@ class Writing {
   }
 }
 
-/** A color without its transparency, in words that every program takes, and the transparency. */
+/** A color without its transparency, as every SVG program reads it, and the transparency. */
 export function solid(style: string): [color: string, alpha: number] {
   const numbers = (style.match(/-?[\d.]+(?:e-?\d+)?/g) ?? []).map(Number);
   if (style.startsWith("#") || numbers.length < 3) return [style, 1];

@@ -1,9 +1,9 @@
-/** What meets in a merge, followed back to the calls it came from. */
+/** The branches that meet in a merge, followed back to the calls they came from. */
 
 import type { NestedGraph } from "../wire.gen";
 import { type Flow, NOTHING, type Ordering } from "./order";
 
-/** What meets others in a merge: the output of a node, or the input of a call, which is the output of a node as well. */
+/** A branch of a merge: the output of a node, or the input of a call, which is also the output of a node. */
 export interface Branch {
   readonly inputOf: number | null;
   /** Which input of the call, where that is known. */
@@ -17,7 +17,7 @@ export class Branches {
     readonly orders: ReadonlyMap<number, Ordering>,
   ) {}
 
-  /** Where the flows into a merge come from: calls, or the input of the call around it and the call that gave it. */
+  /** Where the flows into a merge come from: calls, or the input of the call around it and the call that produced it. */
   into(merge: number): readonly Branch[] {
     const group = this.#parent(merge);
     const order = this.orders.get(group);

@@ -1,4 +1,4 @@
-/** Which number colors each node of the module graph, and how. */
+/** The statistic that colors the nodes of the module graph, and its color scale. */
 
 import { palette } from "../charts/colors";
 import { shadingOf } from "../charts/heatmap";
@@ -15,7 +15,7 @@ export const NO_COLORS = "none";
 
 export class Coloring {
   readonly #answer = new Resource<PartNumbers>(500);
-  /** A file holds the numbers of the last step: those of others are in its heat maps, by context. */
+  /** A saved file has the numbers of the last step; those of other steps are in its heat maps, by context. */
   #heats = $state.raw<readonly (readonly [context: string, view: HeatMapView])[]>([]);
   readonly #page: PageState;
   readonly #theme: () => "dark" | "light";
@@ -42,7 +42,7 @@ export class Coloring {
 
   readonly #ofKind = $derived.by(() => this.#series.filter((entry) => entry.kind === this.kind));
 
-  /** The mode query for, or where the kind has none of it, the one it has. */
+  /** The requested mode, or the first mode that the kind has. */
   readonly mode = $derived.by(() => {
     const wanted = this.#page.selection.mode ?? "train";
     return this.#ofKind.some((entry) => entry.mode === wanted) ? wanted : (this.#ofKind[0]?.mode ?? wanted);
@@ -63,7 +63,7 @@ export class Coloring {
     return this.#answer.problem;
   }
 
-  /** Of all steps: a node that changes with the steps changes its color. */
+  /** One scale for all steps: a node whose value changes over the steps changes its color. */
   readonly shading = $derived.by(() => {
     const scale = this.numbers?.scale;
     return scale === undefined ? null : shadingOf(scale, !this.#page.selection.heatLinear, false);

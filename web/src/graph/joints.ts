@@ -9,7 +9,7 @@ interface Joints {
   readonly from: ReadonlyMap<string, readonly Line[]>;
   readonly to: ReadonlyMap<string, readonly Line[]>;
   readonly spots: ReadonlyMap<Line, readonly [start: string, end: string]>;
-  /** Lines that come into their group from nowhere: from what no module made. */
+  /** Lines into a group whose tensor no module produced. */
   readonly unsourced: ReadonlySet<Line>;
   /** Cached lines of nodes. */
   readonly flows: Map<number, ReadonlySet<Line>>;
@@ -38,7 +38,7 @@ export function flowsAt(drawn: readonly Drawn[], node: number): ReadonlySet<Line
   return pieces;
 }
 
-/** Where the pieces of all lines meet; the same as long as nothing is arranged anew. */
+/** Where the pieces of all lines meet; cached until the scene is arranged again. */
 export function jointsOf(drawn: readonly Drawn[]): Joints {
   const known = KNOWN.get(drawn);
   if (known !== undefined) return known;

@@ -16,7 +16,7 @@ export interface Extent {
   readonly exits: ReadonlyMap<number, number>;
 }
 
-/** Of a node that shows nothing of what is in it. */
+/** The ports of a closed node. */
 export const NO_PORTS: ReadonlyMap<number, number> = new Map();
 
 export type Extents = (child: number) => Extent;

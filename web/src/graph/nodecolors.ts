@@ -6,7 +6,7 @@ import { columnAt, lastUntil } from "../charts/scale";
 import { valueColumn } from "../rows";
 import type { HeatMapView, PartNumbers } from "../wire.gen";
 
-/** Of nodes of which nothing was recorded. */
+/** The color of nodes without recorded values. */
 export const MISSING = { dark: "rgb(50 58 68)", light: "rgb(176 184 194)" } as const;
 
 /** The color of each node that has a number. */
@@ -17,7 +17,7 @@ export function colored(numbers: PartNumbers, shading: Shading | null, colors: P
   );
 }
 
-/** The same numbers at another step, of which heat maps hold the cells, by context; what they lack stays as it is. */
+/** The numbers at another step, read from heat maps by context; a number that they do not have stays. */
 export function numbersAt(
   numbers: PartNumbers,
   heats: readonly (readonly [context: string, view: HeatMapView])[],

@@ -1,4 +1,4 @@
-/** Which groups are open, and where everything then is. Knows nothing of runs or traces: nodes, groups, flows. */
+/** Open groups and the position of every node. Shared by module graphs and traces. */
 
 import type { GroupOrder, NestedGraph } from "../wire.gen";
 import { type Branch, Branches } from "./branches";
@@ -11,7 +11,7 @@ import type { Rect } from "./rect";
 
 const FRAME = { padding: 14, titleHeight: 22 };
 
-/** A node that can be seen; an open one is the box around its children. */
+/** The box of a visible node; an open node is the box around its children. */
 export interface Box extends Rect {
   readonly node: number;
   readonly open: boolean;
@@ -36,7 +36,7 @@ export class Scene {
   #boxOf = new Map<number, Box>();
   #byKey = new Map<string, number>();
 
-  /** `groups` are the nodes that have something inside, where not all of that is known yet. */
+  /** `groups` are the nodes with children, where not all children are known yet. */
   constructor(
     readonly graph: NestedGraph,
     readonly groups: ReadonlySet<number> = new Set(),
@@ -47,7 +47,7 @@ export class Scene {
     this.add(graph.groups);
   }
 
-  /** Take in what the graph now says of some nodes. */
+  /** Update some nodes after the graph has changed. */
   know(nodes: Iterable<number>): void {
     const known = [...nodes].filter((node) => node === 0 || this.parent(node) !== NOTHING);
     for (const node of known) this.children[this.parent(node)]?.push(node);
@@ -91,7 +91,7 @@ export class Scene {
     return this.graph.parents[node] ?? NOTHING;
   }
 
-  /** From the whole down to a node. */
+  /** The nodes from the root down to a node. */
   chain(node: number): number[] {
     const nodes: number[] = [];
     for (let at = node; at !== NOTHING; at = this.parent(at)) nodes.unshift(at);
@@ -108,7 +108,7 @@ export class Scene {
     return null;
   }
 
-  /** Calls, tensors and modules inside a node that is nothing by itself. */
+  /** Calls, tensors and modules inside a node that only groups them. */
   members(node: number): readonly number[] {
     const role = this.graph.roles[node];
     if (role !== "repeat" && role !== "section") return [node];
@@ -117,17 +117,17 @@ export class Scene {
     );
   }
 
-  /** The site that a node stands for: of several the first. */
+  /** The site of a node, or the first of several. */
   siteOf(node: number): string {
     return this.graph.sites[this.members(node)[0] ?? node] ?? "";
   }
 
-  /** Where the flows into a merge come from: calls, or the input of the call around it and the call that gave it. */
+  /** Where the flows into a merge come from: calls, or the input of the call around it and the call that produced it. */
   sourcesOf(merge: number): readonly Branch[] {
     return new Branches(this.graph, this.#orders).into(merge);
   }
 
-  /** Show what is open inside the node that was entered. Gives the groups whose order is not known yet. */
+  /** Arrange the open nodes inside the entered one. Returns the groups whose order is not known yet. */
   arrange(entered: number, open: ReadonlySet<number>): number[] {
     if (entered !== this.entered) this.#placed.clear();
     for (const node of new Set([...this.#open, ...open])) {

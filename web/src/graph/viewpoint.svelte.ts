@@ -3,8 +3,8 @@
 import { type Camera, centring, fitted, panned, zoomed } from "./camera";
 import type { Scene } from "./scene";
 
-/** Scales at first: the whole, if it can be read; else a section of it, all of its width if that can be read. */
-const [LEAST, WHOLE, PART] = [0.66, 0.66, 0.85];
+/** First scale: the whole graph if it is readable at `WHOLE`; else its width, between `LEAST` and `MOST`. */
+const [LEAST, WHOLE, MOST] = [0.66, 0.66, 0.85];
 
 export class Viewpoint {
   width = $state(0);
@@ -12,7 +12,7 @@ export class Viewpoint {
   camera = $state.raw<Camera>({ x: 0, y: 0, scale: 1 });
   /** Whether the user moved the camera: until then it follows the size of the window. */
   #touched = false;
-  /** The node that is to stay where it is on the screen when the scene is arranged anew. */
+  /** The node that keeps its position on the screen when the scene is arranged again. */
   #anchor: { node: number; x: number; y: number } | null = null;
   #fittedFor: Scene | null = null;
   #fittedTo = -1;
@@ -39,7 +39,7 @@ export class Viewpoint {
   #fit({ size }: Scene): void {
     const whole = fitted(size, this.width, this.height);
     const across = fitted({ ...size, height: 1 }, this.width, this.height).scale;
-    const wide = Math.min(Math.max(across, LEAST), PART);
+    const wide = Math.min(Math.max(across, LEAST), MOST);
     this.camera = whole.scale >= WHOLE ? whole : fitted(size, this.width, this.height, wide);
   }
 
@@ -67,13 +67,13 @@ export class Viewpoint {
     this.camera = panned(this.camera, dx, dy);
   }
 
-  /** Around a point of the screen, the middle if none is said. */
+  /** Zoom around a point of the screen, by default the middle. */
   zoom(by: number, x = this.width / 2, y = this.height / 2): void {
     this.#touched = true;
     this.camera = zoomed(this.camera, by, x, y);
   }
 
-  /** Have a point of the scene in the middle. */
+  /** Move a point of the scene to the middle. */
   center(x: number, y: number): void {
     const { scale } = this.camera;
     this.camera = { scale, x: x - this.width / scale / 2, y: y - this.height / scale / 2 };
@@ -89,7 +89,7 @@ export class Viewpoint {
   }
 }
 
-/** Whether the nodes have the same names, as in another run of the same model: then they keep their places. */
+/** Whether two scenes have the same node names, as for two runs of one model: then the camera stays. */
 function isAlike(before: Scene | null, after: Scene): boolean {
   return (
     before === after ||

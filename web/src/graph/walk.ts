@@ -1,4 +1,4 @@
-/** From node to node, and what lies under the pointer. */
+/** Walking from node to node by keys, and the node under the pointer. */
 
 import { CHEVRON } from "./drawing/pen";
 import type { Box, Scene } from "./scene";
@@ -13,11 +13,11 @@ export interface Row {
 
 export interface Hit {
   readonly node: number;
-  /** Whether the sign that opens or closes it was hit. */
+  /** Whether the chevron was hit. */
   readonly onChevron: boolean;
 }
 
-/** What lies at a point of the scene: the innermost. */
+/** The innermost node at a point of the scene. */
 export function hitAt(scene: Scene, x: number, y: number): Hit | null {
   let deepest: Box | null = null;
   for (const box of scene.boxes) {
@@ -60,7 +60,7 @@ export function nextTo(scene: Scene, from: number, direction: Direction): number
   return best?.node ?? null;
 }
 
-/** The rows of a tree around the selected one: no more than a reader of the screen can take. */
+/** The rows of the tree around the selected one: few enough for a screen reader. */
 export function rowsNear(scene: Scene, selected: number | null): Row[] {
   const all = rowsOf(scene);
   if (all.length <= MOST_ROWS) return all;
@@ -71,7 +71,7 @@ export function rowsNear(scene: Scene, selected: number | null): Row[] {
   return all.slice(Math.max(0, at - MOST_ROWS / 2), at + MOST_ROWS / 2);
 }
 
-/** What is visible, from the outside in and in the order in which it ran: the rows of a tree. */
+/** The visible nodes as rows of a tree, outer ones first, in order of execution. */
 function rowsOf(scene: Scene): Row[] {
   const rows: Row[] = [];
   const base = scene.box(scene.entered)?.depth ?? 0;

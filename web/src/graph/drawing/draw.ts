@@ -10,7 +10,7 @@ import { drawNodes } from "./nodes";
 import { drawOutlines, type Marks } from "./outlines";
 import { Pen } from "./pen";
 
-/** Pixels along the longer side of a picture that is kept: beyond them browsers draw nothing. */
+/** Most pixels along the longer side of an exported picture: beyond them browsers draw nothing. */
 const LARGEST = 8192;
 const ROOM = 16;
 
@@ -30,7 +30,7 @@ export function paintAll(picture: Picture): void {
   paint(picture, { x: x - ROOM, y: y - ROOM, scale }, wide * scale, high * scale);
 }
 
-/** What a camera sees in a window. */
+/** Draws what the camera sees. */
 export function paint(picture: Picture, camera: Camera, width: number, height: number): void {
   const { canvas, scene, look, marks } = picture;
   const context = canvas.getContext("2d");

@@ -1,4 +1,4 @@
-/** Open groups: frames around what is in them, with a title. */
+/** Open groups: frames with a title around their children. */
 
 import type { Box, Scene } from "../scene";
 import { CHEVRON, type Pen, READABLE } from "./pen";

@@ -52,13 +52,13 @@ function ends(scene: Scene, node: number): boolean {
   return node >= 0 && scene.box(node)?.open !== true && scene.graph.roles[node] !== "merge";
 }
 
-/** How far before its end a line has its tip, null where it has none: the ring of what is selected would hide it. */
+/** Distance of the arrowhead from the end of a line, so that the ring of a selected node does not hide it; null without arrowhead. */
 function tipOf(scene: Scene, { target }: Line, selected: number | null): number | null {
   if (!ends(scene, target)) return null;
   return target === selected ? 4 : 0;
 }
 
-/** A line that stands out: of what is selected, or back to an earlier node. */
+/** A highlighted line: of the selected node, or back to an earlier node. */
 function drawSpecial(pen: Pen, box: Rect, { points, back }: Line, color: string, tip: number | null): void {
   const { context } = pen;
   context.beginPath();
@@ -82,7 +82,7 @@ function addTip(context: CanvasRenderingContext2D, x: number, y: number): void {
   context.closePath();
 }
 
-/** Where a line begins that no module is the source of: it has not lost its beginning. */
+/** Marks the beginning of a line whose tensor no module produced. */
 function addDot(context: CanvasRenderingContext2D, x: number, y: number): void {
   context.moveTo(x + 3, y);
   context.arc(x, y, 3, 0, 2 * Math.PI);

@@ -70,7 +70,7 @@ function drawBodies(pen: Pen, scene: Scene, fills: Fills, boxes: readonly Box[])
   for (const [box, colors] of striped) drawStripes(pen, box, colors);
 }
 
-/** What a node stands for, side by side: below its words, or all over it where they are too small to be read. */
+/** The colors of the nodes that a node stands for: below its text, or over all of it where the text is too small. */
 function drawStripes(pen: Pen, box: Box, colors: readonly string[]): void {
   const { context, look } = pen;
   const high = pen.scale >= READABLE ? BAND : box.height;

@@ -1,18 +1,18 @@
-/** What is said about nodes around their boxes: chosen, under the pointer, kept in a panel, or wrong. */
+/** Outlines around nodes: selected, under the pointer, pinned in a panel, or with a finding. */
 
 import type { Rect } from "../rect";
 import type { Box, Scene } from "../scene";
 import type { Pen } from "./pen";
 import type { Fills } from "./words";
 
-/** What is said about nodes beside their names. */
+/** The marks of nodes. */
 export interface Marks {
   readonly fills: Fills;
   readonly selected: number | null;
   readonly hovered: number | null;
   /** Outlines, such as those of nodes that have a panel. */
   readonly outlined: ReadonlyMap<number, string>;
-  /** Parts with something wrong. */
+  /** Nodes with a finding. */
   readonly alarmed: ReadonlySet<number>;
 }
 
@@ -44,7 +44,7 @@ function grown({ x, y, width, height }: Rect, by: number): Rect {
   return { x: x - by, y: y - by, width: width + 2 * by, height: height + 2 * by };
 }
 
-/** A sign of warning on the upper right corner, clear of the words below it: a finding is about this node, or about one inside it. */
+/** A warning sign at the upper right corner: there is a finding for this node or a node inside it. */
 function drawAlarm(pen: Pen, box: Rect): void {
   const { context, look } = pen;
   const r = Math.max(8, 6 / pen.scale);

@@ -1,4 +1,4 @@
-/** What all drawing of a graph is made of: shapes, signs and letters, at one scale and in one look. */
+/** Drawing primitives of a graph: shapes, signs and text, at one scale and in one theme. */
 
 import type { Look } from "../look";
 import type { Rect } from "../rect";
@@ -43,7 +43,7 @@ export class Pen {
     context.stroke();
   }
 
-  /** The text, or its beginning and end: the end of a path tells more than its middle. */
+  /** The text, or its beginning and end where it is too long: the end of a path matters more than its middle. */
   fitted(text: string, room: number): string {
     const { context } = this;
     const whole = context.measureText(text).width;

@@ -1,4 +1,4 @@
-/** What stands in closed nodes: name, detail, how many it stands for. */
+/** The text in closed nodes: name, detail, number of repeats. */
 
 import type { Box, Scene } from "../scene";
 import { inkOn } from "./ink";
@@ -44,7 +44,7 @@ export function drawWords(pen: Pen, scene: Scene, fillsOf: Fills, box: Box): voi
   context.fillText(pen.fitted(detail, box.width - 10), center, box.y + box.height / 2 + lower);
 }
 
-/** Far away only the names of large boxes can be read. */
+/** At small scales only the names of large boxes are drawn. */
 export function drawLargeWords(pen: Pen, scene: Scene, fillsOf: Fills, boxes: readonly Box[]): void {
   if (pen.scale < 0.22 || boxes.length > 600) return;
   const { context, look } = pen;

@@ -1,4 +1,4 @@
-/** What of a site can be shown in a panel: tensors that flow through a call, and parameters of its module. */
+/** The tensors that a panel can show: inputs and outputs of a call, and parameters of its module. */
 
 import { distinctKinds, longKind } from "../../format";
 import { contextAmong, contextsOf, type Selection } from "../../selection";
@@ -12,7 +12,7 @@ const GRADIENT: Record<string, string> = {
 };
 const OF_PARAMETERS = new Set(["weight", "weight_grad", "update", "optimizer", "buffer"]);
 
-/** One tensor to look at, beside its gradient where that was recorded. */
+/** One tensor, with its gradient where that was recorded. */
 export interface Choice {
   readonly name: string;
   readonly text: string;
