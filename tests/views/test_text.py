@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 from rich.console import Console, RenderableType
 
-from layerscope.model.text import number_text, quantity
+from layerscope.model.text import number_text, quantity, shape_text
 from layerscope.query.tables import Table
 from layerscope.store.reader import Reader
 from layerscope.views import terminal
@@ -99,7 +99,8 @@ def test_whole_numbers_times_and_short_lists_are_shown_in_full() -> None:
     assert repr(long).splitlines()[1].strip() == "[64 values]"
 
 
-def test_numbers_and_quantities_are_written_as_the_page_writes_them() -> None:
+def test_numbers_quantities_and_shapes_are_written_as_the_page_writes_them() -> None:
     golden = json.loads((Path(__file__).parents[1] / "golden" / "text.json").read_text(encoding="utf-8"))
     assert [number_text(x, digits) for x, digits, _ in golden["numbers"]] == [text for *_, text in golden["numbers"]]
     assert [quantity(x, unit) for x, unit, _ in golden["quantities"]] == [text for *_, text in golden["quantities"]]
+    assert [shape_text(shape) for shape, _ in golden["shapes"]] == [text for _, text in golden["shapes"]]

@@ -1,6 +1,6 @@
 import { expect, test } from "vitest";
 import golden from "../../tests/golden/text.json?raw";
-import { count, isBroken, problemsOf, quantity, recorded, share, ticks, value } from "./format";
+import { count, isBroken, problemsOf, quantity, recorded, shapeText, share, ticks, value } from "./format";
 
 test.each([
   [0, "0"],
@@ -48,9 +48,14 @@ test("a quantity has the unit that suits it", () => {
 });
 
 test("numbers and quantities are written as Python writes them", () => {
-  const { numbers, quantities } = JSON.parse(golden) as Record<string, [number, never, string][]>;
-  for (const [x, digits, text] of numbers ?? []) expect(value(x, digits)).toBe(text);
-  for (const [x, unit, text] of quantities ?? []) expect(quantity(x, unit)).toBe(text);
+  const { numbers, quantities, shapes } = JSON.parse(golden) as {
+    numbers: [number, number, string][];
+    quantities: [number, string, string][];
+    shapes: [number[], string][];
+  };
+  for (const [x, digits, text] of numbers) expect(value(x, digits)).toBe(text);
+  for (const [x, unit, text] of quantities) expect(quantity(x, unit)).toBe(text);
+  for (const [shape, text] of shapes) expect(shapeText(shape)).toBe(text);
 });
 
 test("ticks of one axis are written alike", () => {

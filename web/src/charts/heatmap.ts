@@ -1,6 +1,6 @@
 /** Draws a heat map: one statistic of many tensors over the steps, a row per tensor, a column per step. */
 
-import { value } from "../format";
+import { count, value } from "../format";
 import type { ColorScale, HeatMapView } from "../wire.gen";
 import { css, type Palette, packed, RAMP_STEPS } from "./colors";
 import type { Target } from "./histogramovertime";
@@ -121,7 +121,7 @@ export function drawHeatMap(
   context.textAlign = "center";
   context.textBaseline = "bottom";
   for (const step of stepTicks(frame.span, inner))
-    context.fillText(step.toLocaleString("en-US"), frame.left + xOf(step, frame.span, inner), height - 2);
+    context.fillText(count(step), frame.left + xOf(step, frame.span, inner), height - 2);
 }
 
 /** Draws row names and color scale into an exported picture; on the page they are HTML elements around it. */

@@ -1,6 +1,6 @@
 /** Draws a histogram over time on a canvas. */
 
-import { ticks } from "../format";
+import { count, ticks } from "../format";
 import type { HistogramView } from "../wire.gen";
 import { css, type Palette } from "./colors";
 import { rimmed } from "./letters";
@@ -315,7 +315,7 @@ class Picture {
     context.textBaseline = "bottom";
     const bottom = box.top + box.height + AXIS + (box.zeroTop === null ? 0 : STRIP + GAP);
     for (const step of stepTicks(this.span, box.width)) {
-      context.fillText(step.toLocaleString("en-US"), this.x(step), bottom - 2);
+      context.fillText(count(step), this.x(step), bottom - 2);
     }
   }
 

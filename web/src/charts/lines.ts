@@ -1,7 +1,7 @@
 /** Options and columns for uPlot: one number over the steps, of one run or of several. */
 
 import uPlot from "uplot";
-import { ticks } from "../format";
+import { count, ticks } from "../format";
 import type { ScalarView } from "../wire.gen";
 import type { Palette } from "./colors";
 import { logTicks, RIGHT, type Span, stepTicks } from "./scale";
@@ -117,7 +117,7 @@ export function lineOptions(
         size: style.labeled ? 24 : 0,
         gap: 6, // a curve at the lower end has dots
         splits: (chart) => stepTicks(span(), chart.over.clientWidth || style.width - style.left - RIGHT),
-        values: (_chart, splits) => splits.map((step) => (style.labeled ? step.toLocaleString("en-US") : "")),
+        values: (_chart, splits) => splits.map((step) => (style.labeled ? count(step) : "")),
       },
       {
         ...axis,
