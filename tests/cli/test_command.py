@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import layerscope as ls
-from layerscope.cli.commands import told
+from layerscope.cli.commands import compaction_text
 from layerscope.cli.main import main
 from layerscope.store.compaction import CompactReport
 from tests.query.test_discover import closed_to_us
@@ -56,8 +56,8 @@ def test_compact_says_what_it_did(recorded: Path) -> None:
     assert done.returncode == 0
     assert done.stdout == "runs/demo: nothing new to compact.\n"  # the recorder did it at the end
     report = CompactReport(done=True, rows={"moments": 1200, "metrics": 34}, bytes_before=2_500_000, bytes_after=98_765)
-    assert told(report) == "1,234 rows compacted from 2.5 MB to 98.8 kB in 0.00 s."
-    assert told(CompactReport(done=False)) == "another process is compacting it."
+    assert compaction_text(report) == "1,234 rows compacted from 2.5 MB to 98.8 kB in 0.00 s."
+    assert compaction_text(CompactReport(done=False)) == "another process is compacting it."
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ def project(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_damaged_run_is_told_and_the_others_are_shown(project: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_damaged_run_is_reported_and_the_others_are_shown(project: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["show", str(project)]) == 2
     shown = capfd.readouterr()
     assert "site-of-a" in shown.out
@@ -105,7 +105,9 @@ def test_a_damaged_run_is_told_and_the_others_are_shown(project: Path, capfd: py
     assert f"{project / 'b' / 'run.json'} is damaged" in shown.err
 
 
-def test_a_damaged_run_is_told_and_the_others_are_compacted(project: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_damaged_run_is_reported_and_the_others_are_compacted(
+    project: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     assert main(["compact", str(project)]) == 2
     shown = capfd.readouterr()
     assert [line.partition(":")[0] for line in shown.out.splitlines()] == [str(project / "a"), str(project / "c")]
@@ -121,7 +123,7 @@ def test_every_table_of_several_runs_stands_below_its_runs_name(
     assert f"layerscope: {project / 'a'}: No site matches 'site-of-c'" in shown.err
 
 
-def test_an_unreadable_folder_is_told_and_the_runs_beside_it_are_shown(
+def test_an_unreadable_folder_is_reported_and_the_runs_beside_it_are_shown(
     project: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     (project / "closed").mkdir()

@@ -399,5 +399,5 @@ def test_ranks_that_number_their_series_differently_are_not_mixed_up(tmp_path: P
     for made in (first, second, third):
         made.sink.close()
     weights = RunEvidence(tmp_path / "run").histories(WEIGHT)
-    assert [place.site for place in weights.places] == ["a.weight", "a.weight"]
+    assert [place.site for place in weights.series] == ["a.weight", "a.weight"]
     assert weights.moments["sum"].tolist() == [[1.0] * 10, [2.0] * 10]

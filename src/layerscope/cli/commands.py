@@ -38,7 +38,7 @@ UNLIMITED = 100_000  # columns: what is written to a file or another program is 
 @cache
 def console() -> Console:
     """The terminal, or whatever the output was sent to."""
-    from rich.console import Console  # a mistake in the arguments is told without waiting for it
+    from rich.console import Console  # a mistake in the arguments is reported without loading it
 
     return Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else UNLIMITED)
 
@@ -52,30 +52,30 @@ SOUND, TROUBLE = 0, 2  # exit codes
 
 
 def each_run(folder: Path, act: Callable[[Path, bool], None], doing: str = "") -> int:
-    """The exit code after acting on every run; `act` is told the run and whether it is one of several.
+    """The exit code after acting on every run; `act` gets the run and whether it is one of several.
 
     `doing` names what takes so long that a terminal shows how far it is.
     """
-    found = find_runs(folder)
-    for problem in found.skipped:
+    folder_runs = find_runs(folder)
+    for problem in folder_runs.skipped:
         complain(problem)
-    if not found.runs:
+    if not folder_runs.runs:
         raise StoreError(f"There are no runs in {str(folder)!r}. Give a run, or a folder that holds runs.")
-    code = TROUBLE if found.skipped else SOUND
-    several = len(found.runs) > 1
+    code = TROUBLE if folder_runs.skipped else SOUND
+    several = len(folder_runs.runs) > 1
     show_progress = bool(doing) and several and console().is_terminal
-    for run in track(found.runs, doing, console=console(), disable=not show_progress):
+    for run in track(folder_runs.runs, doing, console=console(), disable=not show_progress):
         try:
             act(run, several)
         except BrokenPipeError:
             raise  # our own output, not the run
         except Exception as error:  # noqa: BLE001  a border: the other runs have nothing to do with it
-            complain(_told(run, error, several=several))
+            complain(_error_text(run, error, several=several))
             code = TROUBLE
     return code
 
 
-def _told(run: Path, error: Exception, *, several: bool) -> str:
+def _error_text(run: Path, error: Exception, *, several: bool) -> str:
     if not isinstance(error, LayerscopeError | OSError):
         fault = f"{run} could not be read: {type(error).__name__}: {error}."
         return f"{fault} This is a fault of layerscope: please report it with the run."
@@ -86,12 +86,12 @@ def compact_runs(options: argparse.Namespace) -> int:
     """Compact a run or each run of a folder, and say what became of it; the exit code."""
 
     def one(path: Path, several: bool) -> None:  # noqa: FBT001  what `each_run` calls
-        console().print(f"{path}: {told(compact(path))}", markup=False)
+        console().print(f"{path}: {compaction_text(compact(path))}", markup=False)
 
     return each_run(options.path, one, "compacting")
 
 
-def told(report: CompactReport) -> str:
+def compaction_text(report: CompactReport) -> str:
     """What a compaction did, as a sentence."""
     if not report.done:
         return "another process is compacting it."
@@ -108,8 +108,8 @@ def write_report(options: argparse.Namespace) -> int:
     file = options.output or Path(f"{options.run_folder.resolve().name}.html")
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(made.html, encoding="utf-8")
-    told = f"{file}: {quantity(file.stat().st_size, 'B')}, {made.holds}"
-    console().print(told, markup=False, highlight=False)
+    summary = f"{file}: {quantity(file.stat().st_size, 'B')}, {made.holds}"
+    console().print(summary, markup=False, highlight=False)
     return 0
 
 
@@ -147,20 +147,20 @@ COLORS = {Severity.ERROR: "bold red", Severity.WARNING: "yellow", Severity.NOTE:
 
 def check_runs(options: argparse.Namespace) -> int:
     """Say of every run what is wrong with it; the exit code is 1 if one has an error, 2 if something cannot be read."""
-    found: dict[str, Diagnosis] = {}
+    diagnoses: dict[str, Diagnosis] = {}
 
     def one(path: Path, several: bool) -> None:  # noqa: FBT001  what `each_run` calls
-        found[str(path)] = diagnosis = check(path)
+        diagnoses[str(path)] = diagnosis = check(path)
         if not options.json:
-            _tell(path, diagnosis)
+            _print_diagnosis(path, diagnosis)
         for problem in diagnosis.problems:
             complain(problem if str(path) in problem else f"{path}: {problem}")
 
     code = max(_each(path, one) for path in options.runs)
     if options.json:
-        console().print(as_json(found), markup=False)
-    broken = any(diagnosis.count(Severity.ERROR) for diagnosis in found.values())
-    if any(diagnosis.problems for diagnosis in found.values()):
+        console().print(as_json(diagnoses), markup=False)
+    broken = any(diagnosis.count(Severity.ERROR) for diagnosis in diagnoses.values())
+    if any(diagnosis.problems for diagnosis in diagnoses.values()):
         code = TROUBLE
     return code if code != SOUND else BROKEN if broken else SOUND
 
@@ -173,15 +173,15 @@ def _each(path: Path, one: Callable[[Path, bool], None]) -> int:
         return TROUBLE
 
 
-def _tell(path: Path, diagnosis: Diagnosis) -> None:
+def _print_diagnosis(path: Path, diagnosis: Diagnosis) -> None:
     out = console()
     worst = next((severity for severity in Severity if diagnosis.count(severity)), None)
     out.print(Text.assemble((str(path), "bold"), ": ", (diagnosis.verdict, COLORS[worst] if worst else "green")))
     for cause in diagnosis.findings:
-        _tell_finding(cause)
-        for found in cause.consequences:
-            step = f"step {found.step}: {found.title}"
-            _paragraph("    then ", f"{step}. {found.why}", COLORS[found.severity])
+        _print_finding(cause)
+        for finding in cause.consequences:
+            step = f"step {finding.step}: {finding.title}"
+            _paragraph("    then ", f"{step}. {finding.why}", COLORS[finding.severity])
     reasons: dict[str, list[str]] = {}
     for missing in diagnosis.not_checked:
         reasons.setdefault(missing.reason, []).append(missing.rule)
@@ -189,14 +189,17 @@ def _tell(path: Path, diagnosis: Diagnosis) -> None:
         _paragraph("  not checked: ", f"{', '.join(rules)}: {reason}", "dim")
 
 
-def _tell_finding(found: Finding) -> None:
+def _print_finding(finding: Finding) -> None:
     console().print(
         Text.assemble(
-            "  ", (found.severity.value, COLORS[found.severity]), f", step {found.step}: ", (found.title, "bold")
+            "  ",
+            (finding.severity.value, COLORS[finding.severity]),
+            f", step {finding.step}: ",
+            (finding.title, "bold"),
         )
     )
-    _paragraph("    why: ", found.why)
-    _paragraph("    do:  ", found.advice)
+    _paragraph("    why: ", finding.why)
+    _paragraph("    do:  ", finding.advice)
 
 
 def _paragraph(head: str, text: str, style: str = "") -> None:

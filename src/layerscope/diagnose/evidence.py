@@ -49,9 +49,9 @@ class SeriesInfo:
 
 @dataclass(frozen=True, slots=True)
 class KindHistories:
-    """Histories of one kind: row i of a moment belongs to places[i], column j to steps[j]; NaN where nothing is."""
+    """Histories of one kind: row i of a moment belongs to series[i], column j to steps[j]; NaN where nothing is."""
 
-    places: tuple[SeriesInfo, ...]
+    series: tuple[SeriesInfo, ...]
     steps: Ints
     moments: dict[str, Floats]
 
@@ -59,12 +59,12 @@ class KindHistories:
         """Only the rows to be kept."""
         at = np.flatnonzero(list(kept))
         rows = {name: matrix[at] for name, matrix in self.moments.items()}
-        return KindHistories(tuple(self.places[i] for i in at), self.steps, rows)
+        return KindHistories(tuple(self.series[i] for i in at), self.steps, rows)
 
     def evidence(self, row: int, column: int, stat: str, value: float) -> Evidence:
         """One number as evidence."""
-        place = self.places[row]
-        return Evidence(place.site, place.kind.value, int(self.steps[column]), stat, float(value), place.context)
+        series = self.series[row]
+        return Evidence(series.site, series.kind.value, int(self.steps[column]), stat, float(value), series.context)
 
 
 class RunEvidence:
@@ -158,7 +158,7 @@ class RunEvidence:
 
     def sampled(self, kind: Kind) -> list[str]:
         """The sites of which, in training mode, only a part of the elements was ever looked at."""
-        return list(dict.fromkeys(place.site for place in self.histories(kind).places if not place.whole))
+        return list(dict.fromkeys(series.site for series in self.histories(kind).series if not series.whole))
 
     def _of_kind(self, kind: Kind, mode: Mode | None = None) -> Ints:
         """The rows of `series` that are of a kind."""
@@ -174,19 +174,19 @@ class RunEvidence:
 
     def _matrices(self, rows: Ints, history: History, steps: Ints, columns: tuple[str, ...]) -> KindHistories:
         """One row for each tensor and context; series that differ in the data type only are one history."""
-        places: dict[tuple[object, ...], tuple[int, SeriesInfo]] = {}
+        infos: dict[tuple[object, ...], tuple[int, SeriesInfo]] = {}
         matrix_row = np.zeros(len(rows), np.int64)
         for index, number in enumerate(rows.tolist()):
             row = self.series[number]
             key = tuple(row[name] for name in ("rank", "site", "port", "phase", "context"))
-            matrix_row[index] = places.setdefault(key, (len(places), self._info(number)))[0]
-        matrices = {name: np.full((len(places), len(steps)), np.nan) for name in columns}
+            matrix_row[index] = infos.setdefault(key, (len(infos), self._info(number)))[0]
+        matrices = {name: np.full((len(infos), len(steps)), np.nan) for name in columns}
         for name, matrix in matrices.items():
             owner, of_step, values = history.points(name)
             column = np.searchsorted(steps, of_step)
             inside = column < len(steps)  # not recorded after the steps were listed
             matrix[matrix_row[owner[inside]], column[inside]] = values[inside]
-        return KindHistories(tuple(place for _, place in places.values()), steps, matrices)
+        return KindHistories(tuple(info for _, info in infos.values()), steps, matrices)
 
     def _info(self, number: int) -> SeriesInfo:
         """What a row of `series` is; its shape is that of its first summary, so later ones may be smaller than it."""

@@ -80,7 +80,7 @@ class Diagnosis:
 
     def all_findings(self) -> list[Finding]:
         """Causes and consequences, each cause before its own."""
-        return [found for cause in self.findings for found in cause.with_consequences()]
+        return [finding for cause in self.findings for finding in cause.with_consequences()]
 
     @property
     def verdict(self) -> str:
@@ -88,12 +88,12 @@ class Diagnosis:
         if not self.checked:
             return "not checked: too little is recorded"
         counts = [(severity.value, self.count(severity)) for severity in Severity]
-        told = ", ".join(f"{number} {name}{'s' if number > 1 else ''}" for name, number in counts if number)
-        return f"{told or 'healthy'} ({self.checked} rules, up to step {self.last_step})"
+        counted = ", ".join(f"{number} {name}{'s' if number > 1 else ''}" for name, number in counts if number)
+        return f"{counted or 'healthy'} ({self.checked} rules, up to step {self.last_step})"
 
     def count(self, severity: Severity) -> int:
         """How many findings, consequences included, have the severity."""
-        return sum(found.severity is severity for found in self.all_findings())
+        return sum(finding.severity is severity for finding in self.all_findings())
 
 
 _EVIDENCE = pa.list_(
@@ -118,19 +118,23 @@ def findings_table(diagnosis: Diagnosis) -> pa.Table:
     rows = []
     for cause in diagnosis.findings:
         rows.append(_row(cause, None))
-        rows += [_row(found, cause.rule) for found in cause.consequences]
+        rows += [_row(finding, cause.rule) for finding in cause.consequences]
     return pa.Table.from_pylist(rows, SCHEMA)
 
 
-def _row(found: Finding, cause: str | None) -> dict[str, object]:
-    plain = asdict(found)
-    return {**plain, "severity": found.severity.value, "cause": cause, "evidence": list(plain["evidence"])}
+def _row(finding: Finding, cause: str | None) -> dict[str, object]:
+    plain = asdict(finding)
+    return {**plain, "severity": finding.severity.value, "cause": cause, "evidence": list(plain["evidence"])}
 
 
 def as_json(diagnoses: dict[str, Diagnosis]) -> str:
     """A list with one object for each run: findings with their consequences, and what was not checked."""
     return json.dumps(
-        [{"run": run, "verdict": found.verdict, **_plain(asdict(found))} for run, found in diagnoses.items()], indent=2
+        [
+            {"run": run, "verdict": diagnosis.verdict, **_plain(asdict(diagnosis))}
+            for run, diagnosis in diagnoses.items()
+        ],
+        indent=2,
     )
 
 

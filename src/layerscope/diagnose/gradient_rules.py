@@ -93,44 +93,46 @@ def _profiles(recording: RunEvidence) -> Iterator[Profile]:
     }  # of execution
     if Kind.OUTPUT_GRAD in recording.kinds:
         every = recording.histories(Kind.OUTPUT_GRAD)
-        for context in dict.fromkeys(place.context for place in every.places):
-            yield _output_profile(recording, every.where(place.context == context for place in every.places), order)
+        for context in dict.fromkeys(series.context for series in every.series):
+            yield _output_profile(recording, every.where(series.context == context for series in every.series), order)
     if Kind.WEIGHT_GRAD in recording.kinds:
-        found = applied(recording)
-        sizes = medians(np.sqrt(found.moments["sum2"]))
-        vectors = np.array([len(place.shape) == 1 for place in found.places], np.bool_)
-        yield _profile("The norm of the gradient", found.where(vectors), sizes[vectors], order)
+        histories = applied(recording)
+        sizes = medians(np.sqrt(histories.moments["sum2"]))
+        vectors = np.array([len(series.shape) == 1 for series in histories.series], np.bool_)
+        yield _profile("The norm of the gradient", histories.where(vectors), sizes[vectors], order)
         if Kind.WEIGHT in recording.kinds:
             weights = recording.histories(Kind.WEIGHT)
-            norms = dict(zip((p.site for p in weights.places), medians(np.sqrt(weights.moments["sum2"])), strict=True))
-            sizes = sizes / np.array([norms.get(place.site) or np.nan for place in found.places])
-            yield _profile("‖gradient‖/‖weight‖", found.where(~vectors), sizes[~vectors], order)
+            norms = dict(zip((p.site for p in weights.series), medians(np.sqrt(weights.moments["sum2"])), strict=True))
+            sizes = sizes / np.array([norms.get(series.site) or np.nan for series in histories.series])
+            yield _profile("‖gradient‖/‖weight‖", histories.where(~vectors), sizes[~vectors], order)
 
 
-def _output_profile(recording: RunEvidence, found: KindHistories, order: dict[str, int]) -> Profile:
+def _output_profile(recording: RunEvidence, histories: KindHistories, order: dict[str, int]) -> Profile:
     """Gradients of the outputs of first calls, in one context."""
-    sites = [place.site for place in found.places]
+    sites = [series.site for series in histories.series]
     first = {site: i for i, site in reversed(list(enumerate(sites))) if name_in(site, recording.classes) == site}
-    found = found.where(first.get(site) == i for i, site in enumerate(sites))
-    return _profile("The norm of the gradient", found, medians(np.sqrt(found.moments["sum2"])), order)
+    histories = histories.where(first.get(site) == i for i, site in enumerate(sites))
+    return _profile("The norm of the gradient", histories, medians(np.sqrt(histories.moments["sum2"])), order)
 
 
-def _profile(what: str, found: KindHistories, sizes: Floats, order: dict[str, int]) -> Profile:
+def _profile(what: str, histories: KindHistories, sizes: Floats, order: dict[str, int]) -> Profile:
     def turn(at: int) -> tuple[int, int]:
-        place = found.places[at]
-        module = place.site if place.kind is Kind.OUTPUT_GRAD else place.site.rpartition(".")[0]
-        return order.get(module, place.number), place.number
+        series = histories.series[at]
+        module = series.site if series.kind is Kind.OUTPUT_GRAD else series.site.rpartition(".")[0]
+        return order.get(module, series.number), series.number
 
     kept = sorted(np.flatnonzero(np.nan_to_num(sizes) > 0).tolist(), key=turn)
-    kind, context = (found.places[0].kind, found.places[0].context) if found.places else (Kind.WEIGHT_GRAD, "")
-    return Profile(what, [found.places[at].site for at in kept], kind, sizes[kept], context)
+    kind, context = (
+        (histories.series[0].kind, histories.series[0].context) if histories.series else (Kind.WEIGHT_GRAD, "")
+    )
+    return Profile(what, [histories.series[at].site for at in kept], kind, sizes[kept], context)
 
 
 def applied(recording: RunEvidence) -> KindHistories:
     """Gradients of weights as an optimizer applied them; all of them where none was seen."""
-    found = recording.histories(Kind.WEIGHT_GRAD)
-    seen = [place.phase == Phase.OPTIMIZER.value for place in found.places]
-    return found.where(seen) if any(seen) else found
+    histories = recording.histories(Kind.WEIGHT_GRAD)
+    seen = [series.phase == Phase.OPTIMIZER.value for series in histories.series]
+    return histories.where(seen) if any(seen) else histories
 
 
 SPIKE = 100.0  # against the run's own past: noise of small batches reaches 10
@@ -172,8 +174,8 @@ class Rise(NamedTuple):
 
 def exploding_over_time(recording: RunEvidence) -> Iterator[Finding]:
     """Gradients far above the run's own past: for good, or for a moment."""
-    found = applied(recording)
-    squares = found.moments["sum2"]
+    histories = applied(recording)
+    squares = histories.moments["sum2"]
     some = ~np.isnan(squares).all(axis=0)  # a skipped step has none
     norms = np.sqrt(np.nansum(squares[:, some], axis=0))
     ended = recording.until is not None  # by what is not finite, however short the growth was
@@ -181,7 +183,7 @@ def exploding_over_time(recording: RunEvidence) -> Iterator[Finding]:
         return
     rise = _rise(norms, np.flatnonzero(some).tolist(), ended=ended)
     if rise is not None:
-        yield _over_time(recording, found, rise)
+        yield _over_time(recording, histories, rise)
 
 
 def _rise(norms: Floats, columns: list[int], *, ended: bool) -> Rise | None:
@@ -203,9 +205,9 @@ def _rise(norms: Floats, columns: list[int], *, ended: bool) -> Rise | None:
     return Rise(at, at, float(norms[spikes[0]] / past[spikes[0]]), None)
 
 
-def _over_time(recording: RunEvidence, found: KindHistories, rise: Rise) -> Finding:
-    step = int(found.steps[rise.column])
-    origin = _first_output(recording, step, int(found.steps[rise.at])) or _most_grown(recording, found, rise)
+def _over_time(recording: RunEvidence, histories: KindHistories, rise: Rise) -> Finding:
+    step = int(histories.steps[rise.column])
+    origin = _first_output(recording, step, int(histories.steps[rise.at])) or _most_grown(recording, histories, rise)
     if rise.last is None:
         rule, title = "gradient_spike", f"A spike of the gradients at step {step}"
         why = f"The norm of all gradients is {figure(rise.times)} times the median of the {PAST} recorded steps before"
@@ -234,38 +236,38 @@ def _first_output(recording: RunEvidence, since: int, until: int) -> Origin | No
     """
     if Kind.OUTPUT not in recording.kinds:
         return None
-    found = recording.histories(Kind.OUTPUT)
-    before, during = found.steps < since, (found.steps >= since) & (found.steps <= until)
-    sizes = np.sqrt(found.moments["sum2"] / np.maximum(found.moments["count"], 1))
+    histories = recording.histories(Kind.OUTPUT)
+    before, during = histories.steps < since, (histories.steps >= since) & (histories.steps <= until)
+    sizes = np.sqrt(histories.moments["sum2"] / np.maximum(histories.moments["count"], 1))
     usual = medians(sizes[:, before])[:, None]
     times = np.nan_to_num(np.divide(sizes, usual, out=np.zeros_like(sizes), where=usual > SMALLEST))
     larger = np.flatnonzero(during & (times > LARGER).any(axis=0))
     if not len(larger):
         return None
     at = int(larger[0])
-    rows = sorted(np.flatnonzero(times[:, at] > ALONG).tolist(), key=lambda row: found.places[row].number)
-    first, grown = found.places[rows[0]], float(times[rows[0], at])
+    rows = sorted(np.flatnonzero(times[:, at] > ALONG).tolist(), key=lambda row: histories.series[row].number)
+    first, grown = histories.series[rows[0]], float(times[rows[0], at])
     called = recording.called(first.site, first.context)
     others = f": of {len(rows)} outputs that grew it is the first in the order of execution" if len(rows) > 1 else ""
     return Origin(
         first.site,
         first.kind.value,
-        f"at step {found.steps[at]} the output of {called} is {figure(grown)} times as large as before{others}.",
-        tuple(found.evidence(row, at, "rms", sizes[row, at]) for row in rows[:MOST_EVIDENCE]),
+        f"at step {histories.steps[at]} the output of {called} is {figure(grown)} times as large as before{others}.",
+        tuple(histories.evidence(row, at, "rms", sizes[row, at]) for row in rows[:MOST_EVIDENCE]),
         first.context,
     )
 
 
-def _most_grown(recording: RunEvidence, found: KindHistories, rise: Rise) -> Origin:
+def _most_grown(recording: RunEvidence, histories: KindHistories, rise: Rise) -> Origin:
     """The gradient that grew most."""
-    sizes = np.sqrt(found.moments["sum2"])
+    sizes = np.sqrt(histories.moments["sum2"])
     times = np.nan_to_num(sizes[:, rise.at] / np.maximum(medians(sizes[:, : rise.column]), SMALLEST))
     worst = np.argsort(-times)[:MOST_EVIDENCE].tolist()
-    place = found.places[worst[0]]
+    series = histories.series[worst[0]]
     return Origin(
-        place.site,
-        place.kind.value,
-        f"most of all in {recording.called(place.site)} ({figure(times[worst[0]])} times). Its cause may be a "
+        series.site,
+        series.kind.value,
+        f"most of all in {recording.called(series.site)} ({figure(times[worst[0]])} times). Its cause may be a "
         "neighbor: no output was seen to grow.",
-        tuple(found.evidence(row, rise.at, "norm", sizes[row, rise.at]) for row in worst),
+        tuple(histories.evidence(row, rise.at, "norm", sizes[row, rise.at]) for row in worst),
     )

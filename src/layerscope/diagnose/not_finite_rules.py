@@ -41,7 +41,7 @@ COLUMNS = ("count", "nan", "pos_inf", "neg_inf")
 class Broken(NamedTuple):
     """A tensor with elements that are not finite."""
 
-    place: tuple[int, int]  # in the order of execution
+    order: tuple[int, int]  # in the order of execution
     site: str
     kind: Kind
     step: int
@@ -117,7 +117,7 @@ def _advice(recording: RunEvidence, origin: Broken) -> str:
 
 def _may_be_the_data(recording: RunEvidence, origin: Broken) -> bool:
     """Whether inputs were not recorded, and nothing that was recorded of the step's forward came before it."""
-    stage, number = origin.place
+    stage, number = origin.order
     if stage != 0 or Kind.INPUT in recording.kinds:
         return False
     finiteness = recording.finiteness

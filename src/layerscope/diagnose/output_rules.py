@@ -26,16 +26,16 @@ ADVICE = (
 
 def dead_units(recording: RunEvidence) -> Iterator[Finding]:
     """Outputs of which (almost) nothing but zeros, or one same value, is left until the end; layers that come close."""
-    found = recording.histories(Kind.OUTPUT)
-    found = found.where("float" in place.dtype and place.whole for place in found.places)
-    count, given = found.moments["count"], found.moments["count"] > 0
-    share = np.divide(found.moments["zeros"], count, where=given, out=np.full(count.shape, np.nan))
-    constant = (found.moments["min"] == found.moments["max"]) & (count >= FEWEST_ELEMENTS)
-    dead = constant | (share >= DEAD_SHARE) & _rectified(recording, found)[:, None]
+    histories = recording.histories(Kind.OUTPUT)
+    histories = histories.where("float" in series.dtype and series.whole for series in histories.series)
+    count, given = histories.moments["count"], histories.moments["count"] > 0
+    share = np.divide(histories.moments["zeros"], count, where=given, out=np.full(count.shape, np.nan))
+    constant = (histories.moments["min"] == histories.moments["max"]) & (count >= FEWEST_ELEMENTS)
+    dead = constant | (share >= DEAD_SHARE) & _rectified(recording, histories)[:, None]
     rows, since = _lasting(dead, given)
-    rows = _without_alive(found, rows, np.count_nonzero(count >= FEWEST_ELEMENTS, axis=1) >= FEWEST_STEPS)
+    rows = _without_alive(histories, rows, np.count_nonzero(count >= FEWEST_ELEMENTS, axis=1) >= FEWEST_STEPS)
     if len(rows):
-        yield _dead(recording, found, Deaths(rows, since, share))
+        yield _dead(recording, histories, Deaths(rows, since, share))
     if Kind.WEIGHT_GRAD in recording.kinds:
         yield from _idle_units(recording)
 
@@ -48,9 +48,9 @@ class Deaths(NamedTuple):
     share: Floats
 
 
-def _rectified(recording: RunEvidence, found: KindHistories) -> Flags:
+def _rectified(recording: RunEvidence, histories: KindHistories) -> Flags:
     """Which of the outputs are those of modules that make zeros."""
-    return np.array([recording.class_of(place.site) in RELU_LIKE for place in found.places], np.bool_)
+    return np.array([recording.class_of(series.site) in RELU_LIKE for series in histories.series], np.bool_)
 
 
 def _lasting(dead: Flags, given: Flags) -> tuple[Ints, Ints]:
@@ -63,7 +63,7 @@ def _lasting(dead: Flags, given: Flags) -> tuple[Ints, Ints]:
     return rows[np.lexsort((rows, since[rows]))], since
 
 
-def _without_alive(found: KindHistories, rows: Ints, judged: Flags) -> Ints:
+def _without_alive(histories: KindHistories, rows: Ints, judged: Flags) -> Ints:
     """Without the outputs of modules that give another one with something in it: masks and empty biases are sound.
 
     Only outputs that can be judged count: a loss beside the output of a dead module says nothing for it.
@@ -72,19 +72,19 @@ def _without_alive(found: KindHistories, rows: Ints, judged: Flags) -> Ints:
     alive: dict[tuple[str, str], set[str]] = {}
     for row in np.flatnonzero(judged).tolist():
         if row not in dead:
-            place = found.places[row]
-            alive.setdefault((place.site, place.context), set()).add(place.port)
-    places = [found.places[row] for row in rows]
-    kept = [not alive.get((place.site, place.context), set()) - {place.port} for place in places]
+            series = histories.series[row]
+            alive.setdefault((series.site, series.context), set()).add(series.port)
+    candidates = [histories.series[row] for row in rows]
+    kept = [not alive.get((each.site, each.context), set()) - {each.port} for each in candidates]
     return rows[np.array(kept, np.bool_)]
 
 
-def _dead(recording: RunEvidence, found: KindHistories, deaths: Deaths) -> Finding:
+def _dead(recording: RunEvidence, histories: KindHistories, deaths: Deaths) -> Finding:
     row, *others = deaths.rows.tolist()
-    place, at = found.places[row], int(deaths.since[row])
-    called = _called(recording, place)
+    series, at = histories.series[row], int(deaths.since[row])
+    called = _called(recording, series)
     zeros = float(np.nanmin(deaths.share[row, at:]))
-    value = float(found.moments["max"][row, -1])
+    value = float(histories.moments["max"][row, -1])
     amount, what = (
         ("Nothing", "all elements are 0")
         if zeros == 1
@@ -92,71 +92,75 @@ def _dead(recording: RunEvidence, found: KindHistories, deaths: Deaths) -> Findi
         if zeros
         else ("One constant", f"all elements are {figure(value)}")
     )
-    began = "from the start" if at == 0 else f"since step {found.steps[at]}"
-    why = f"In the output of {called} {what} {began}, whatever goes in, up to step {found.steps[-1]}: "
-    why += f"{amount.lower() if zeros else 'nothing'} can be learned through it.{_before(recording, found, row, at)}"
+    began = "from the start" if at == 0 else f"since step {histories.steps[at]}"
+    why = f"In the output of {called} {what} {began}, whatever goes in, up to step {histories.steps[-1]}: "
+    why += (
+        f"{amount.lower() if zeros else 'nothing'} can be learned through it.{_before(recording, histories, row, at)}"
+    )
     if others:
-        names = ", ".join(_called(recording, found.places[each]) for each in others[:3])
+        names = ", ".join(_called(recording, histories.series[each]) for each in others[:3])
         why += f" {len(others)} more outputs are 0 or constant: {names}{' …' if len(others) > 3 else '.'}"
     return Finding(
         rule="dead_units",
         severity=Severity.ERROR if zeros == 1 else Severity.WARNING,
-        site=place.site,
-        context=place.context,
+        site=series.site,
+        context=series.context,
         kind=Kind.OUTPUT.value,
-        step=int(found.steps[at]),
+        step=int(histories.steps[at]),
         title=f"{amount} comes out of {called}",
         why=why,
         advice=ADVICE,
         evidence=tuple(
-            found.evidence(each, since, "zero_share", deaths.share[each, since])
+            histories.evidence(each, since, "zero_share", deaths.share[each, since])
             for each, since in ((each, int(deaths.since[each])) for each in deaths.rows.tolist())
         ),
     )
 
 
-def _called(recording: RunEvidence, place: SeriesInfo) -> str:
-    return recording.called(place.site, place.context)
+def _called(recording: RunEvidence, series: SeriesInfo) -> str:
+    return recording.called(series.site, series.context)
 
 
-def _before(recording: RunEvidence, found: KindHistories, row: int, at: int) -> str:
+def _before(recording: RunEvidence, histories: KindHistories, row: int, at: int) -> str:
     """What goes into it, where the output before it in the order of execution can only be that and is below 0."""
-    place, before = found.places[row], found.places[row - 1]
-    if row == 0 or (before.shape, before.context) != (place.shape, place.context):
+    series, before = histories.series[row], histories.series[row - 1]
+    if row == 0 or (before.shape, before.context) != (series.shape, series.context):
         return ""
-    most = found.moments["max"][row - 1, at]
+    most = histories.moments["max"][row - 1, at]
     name = recording.called(before.site)
     return f" What {name} gives it is below 0, at most {figure(most)}." if most < 0 else ""
 
 
 def _idle_units(recording: RunEvidence) -> Iterator[Finding]:
     """Layers most of whose units get no gradient: a bias has one element for each unit, so its gradient tells."""
-    found = applied(recording)
-    found = found.where(_is_of_units(place) for place in found.places)
-    zeros, given = found.moments["zeros"], ~np.isnan(found.moments["zeros"])
-    units = np.array([place.shape[0] for place in found.places], np.float64)[:, None]
+    histories = applied(recording)
+    histories = histories.where(_is_of_units(series) for series in histories.series)
+    zeros, given = histories.moments["zeros"], ~np.isnan(histories.moments["zeros"])
+    units = np.array([series.shape[0] for series in histories.series], np.float64)[:, None]
     share = zeros / units
     rows, since = _lasting((share >= DEAD_UNITS) & (share < 1), given)  # all of them: another rule's
     if not len(rows):
         return
     row = int(rows[np.argmax(medians(share[rows]))])
-    place, at = found.places[row], int(since[row])
+    series, at = histories.series[row], int(since[row])
     fewest = int(np.nanmin(zeros[row, at:]))
     more = f", and most of {len(rows) - 1} more" if len(rows) > 1 else ""
     yield Finding(
         rule="dead_units",
         severity=Severity.WARNING,
-        site=place.site,
-        kind=place.kind.value,
-        step=int(found.steps[at]),
-        title=f"{fewest} of {place.shape[0]} units get no gradient: {recording.called(place.site)}{more}",
-        why=f"From step {found.steps[at]} on, at least {fewest} of the {place.shape[0]} elements of the gradient of "
-        f"{place.site!r}, one for each unit, are exactly 0 at every recorded step: so many units do not react to "
+        site=series.site,
+        kind=series.kind.value,
+        step=int(histories.steps[at]),
+        title=f"{fewest} of {series.shape[0]} units get no gradient: {recording.called(series.site)}{more}",
+        why=f"From step {histories.steps[at]} on, at least {fewest} of the {series.shape[0]} elements of the gradient "
+        f"of {series.site!r}, one for each unit, are exactly 0 at every recorded step: so many units do not react to "
         "any sample of a batch, and do not learn.",
         advice=ADVICE,
-        evidence=tuple(found.evidence(each, int(since[each]), "zero_share", share[each, since[each]]) for each in rows),
+        evidence=tuple(
+            histories.evidence(each, int(since[each]), "zero_share", share[each, since[each]]) for each in rows
+        ),
     )
 
 
-def _is_of_units(place: SeriesInfo) -> bool:
-    return place.whole and place.site.endswith("bias") and len(place.shape) == 1 and place.shape[0] >= FEWEST_UNITS
+def _is_of_units(series: SeriesInfo) -> bool:
+    return series.whole and series.site.endswith("bias") and len(series.shape) == 1 and series.shape[0] >= FEWEST_UNITS

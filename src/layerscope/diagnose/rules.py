@@ -110,10 +110,10 @@ def check(folder: Path) -> Diagnosis:
     checked: set[str] = set()
     lacking: dict[str, str] = {}
     findings = _applied(FINITE, recording, checked, lacking)
-    recording.until = min((found.step for found in findings if found.severity is Severity.ERROR), default=None)
+    recording.until = min((finding.step for finding in findings if finding.severity is Severity.ERROR), default=None)
     findings += _applied(OTHERS, recording, checked, lacking)
     not_checked = tuple(NotChecked(name, reason) for name, reason in lacking.items())
-    sites = {site for found in findings for site in (found.site, *(each.site for each in found.evidence))}
+    sites = {site for finding in findings for site in (finding.site, *(each.site for each in finding.evidence))}
     classes = {site: name for site in sorted(sites) if (name := recording.class_of(site))}
     last_step, problems = recording.reader.last_step, tuple(recording.reader.problems())
     return Diagnosis(by_cause(findings), not_checked, len(checked), last_step, classes, problems)
@@ -140,16 +140,16 @@ def _applied(
 def by_cause(findings: Iterable[Finding]) -> tuple[Finding, ...]:
     """Causes by step, the graver first of those that began together; each with what it may have brought about."""
     causes: list[Finding] = []
-    for found in sorted(findings, key=lambda each: (each.step, ORDER[each.rule])):
-        at = next((i for i, cause in enumerate(causes) if _may_cause(cause, found)), None)
+    for finding in sorted(findings, key=lambda each: (each.step, ORDER[each.rule])):
+        at = next((i for i, cause in enumerate(causes) if _may_cause(cause, finding)), None)
         if at is None:
-            causes.append(found)
+            causes.append(finding)
         else:
-            causes[at] = replace(causes[at], consequences=(*causes[at].consequences, found))
+            causes[at] = replace(causes[at], consequences=(*causes[at].consequences, finding))
     return tuple(sorted(causes, key=lambda each: (each.step, GRAVITY[each.severity])))
 
 
-def _may_cause(cause: Finding, found: Finding) -> bool:
-    if cause.rule == "gradient_spike" and found.step > cause.step + AFTER_SPIKE:
+def _may_cause(cause: Finding, finding: Finding) -> bool:
+    if cause.rule == "gradient_spike" and finding.step > cause.step + AFTER_SPIKE:
         return False
-    return found.rule in LEADS_TO.get(cause.rule, ())
+    return finding.rule in LEADS_TO.get(cause.rule, ())

@@ -83,9 +83,9 @@ def stuck_weights(recording: RunEvidence) -> Iterator[Finding]:
         return
     rows: dict[Case, list[int]] = {}
     for row in np.flatnonzero(still & whole).tolist():
-        largest, phase = gradients.get(weights.places[row].site, (None, ""))
+        largest, phase = gradients.get(weights.series[row].site, (None, ""))
         case = UNSEEN if largest is None else LOST if phase == Phase.OPTIMIZER.value else FORGOTTEN
-        if largest == 0 or (case is LOST and _needless(weights.places[row].site, gradients)):
+        if largest == 0 or (case is LOST and _needless(weights.series[row].site, gradients)):
             continue  # 0 is a rule of its own
         if case is not UNSEEN or not still.all():  # do others learn?
             rows.setdefault(case, []).append(row)
@@ -94,7 +94,7 @@ def stuck_weights(recording: RunEvidence) -> Iterator[Finding]:
 
 
 def _stuck(recording: RunEvidence, weights: KindHistories, rows: Ints, case: Case) -> Finding:
-    site = weights.places[rows[0]].site
+    site = weights.series[rows[0]].site
     more = f" and {len(rows) - 1} more" if len(rows) > 1 else ""
     first, last = weights.steps[0], weights.steps[-1]
     return Finding(
@@ -112,28 +112,28 @@ def _stuck(recording: RunEvidence, weights: KindHistories, rows: Ints, case: Cas
 
 def _unchanged(weights: KindHistories) -> Flags:
     """Which rows have the same sum and the same sum of squares, to the last bit, at every step."""
-    still = np.ones(len(weights.places), np.bool_)
+    still = np.ones(len(weights.series), np.bool_)
     for matrix in (weights.moments["sum"], weights.moments["sum2"]):
         last = matrix[:, -1:]
         still &= (np.isnan(matrix) | (matrix == last)).all(axis=1) & ~np.isnan(matrix[:, [0, -1]]).any(axis=1)
     return still
 
 
-def _whole(found: KindHistories) -> Flags:
+def _whole(histories: KindHistories) -> Flags:
     """Which rows are of all elements: of a sample, what stays or is zero says nothing of the rest."""
-    return np.array([place.whole for place in found.places], np.bool_)
+    return np.array([series.whole for series in histories.series], np.bool_)
 
 
 def _gradient_by_site(recording: RunEvidence) -> dict[str, tuple[float, str]]:
     """The largest squared norm of each parameter's gradient, and when it was read: applied counts, if it ever was."""
     if Kind.WEIGHT_GRAD not in recording.kinds:
         return {}
-    found = recording.histories(Kind.WEIGHT_GRAD)
-    largest = np.nanmax(np.nan_to_num(found.moments["sum2"]), axis=1, initial=0.0)
+    histories = recording.histories(Kind.WEIGHT_GRAD)
+    largest = np.nanmax(np.nan_to_num(histories.moments["sum2"]), axis=1, initial=0.0)
     result: dict[str, tuple[float, str]] = {}
-    for place, size in zip(found.places, largest, strict=True):
-        if place.site not in result or place.phase == Phase.OPTIMIZER.value:
-            result[place.site] = (float(size), place.phase)
+    for series, size in zip(histories.series, largest, strict=True):
+        if series.site not in result or series.phase == Phase.OPTIMIZER.value:
+            result[series.site] = (float(size), series.phase)
     return result
 
 
@@ -146,54 +146,54 @@ def _needless(site: str, gradients: dict[str, tuple[float, str]]) -> bool:
 
 def zero_gradients(recording: RunEvidence) -> Iterator[Finding]:
     """Parameters whose gradient is exactly zero at every step, while others have one."""
-    found = applied(recording)
-    sizes = found.moments["sum2"]
+    histories = applied(recording)
+    sizes = histories.moments["sum2"]
     zero = (np.nan_to_num(sizes) == 0).all(axis=1) & ~np.isnan(sizes).all(axis=1)
-    rows = np.flatnonzero(zero & _whole(found))
+    rows = np.flatnonzero(zero & _whole(histories))
     if not len(rows) or zero.all():
         return
-    site = found.places[rows[0]].site
+    site = histories.series[rows[0]].site
     more = f" and {len(rows) - 1} more" if len(rows) > 1 else ""
     yield Finding(
         rule="zero_gradients",
         severity=Severity.WARNING,
         site=site,
         kind=Kind.WEIGHT_GRAD.value,
-        step=int(found.steps[0]),
+        step=int(histories.steps[0]),
         title=f"Gradients are exactly zero: {recording.called(site)}{more}",
         why=f"{len(rows)} of {len(zero)} parameters have a gradient of 0 at every recorded step: what they compute is "
         "multiplied by 0 or clamped before it reaches the loss.",
         advice="Look for dead or saturated activations behind them, for clamp(), round() or sign(), and for masks and "
         "weights of a loss that are 0.",
-        evidence=tuple(found.evidence(int(row), -1, "norm", 0.0) for row in rows),
+        evidence=tuple(histories.evidence(int(row), -1, "norm", 0.0) for row in rows),
     )
 
 
 def update_ratio(recording: RunEvidence) -> Iterator[Finding]:
     """Updates so large that weights cannot settle, or so small that they do not get anywhere."""
-    found = recording.custom(Kind.UPDATE, UPDATE_RATIO)
+    histories = recording.custom(Kind.UPDATE, UPDATE_RATIO)
     # Biases begin near 0: their first updates are large against them, and right.
-    found = found.where(len(place.shape) > 1 for place in found.places)
-    ratios = found.moments[UPDATE_RATIO]
+    histories = histories.where(len(series.shape) > 1 for series in histories.series)
+    ratios = histories.moments[UPDATE_RATIO]
     if not ratios.size:
         return
     later = ratios[:, ratios.shape[1] // 2 :]
     typical = medians(later)
     if (typical > LARGE_UPDATE).any():
-        yield _updates(recording, found, typical, large=True)
+        yield _updates(recording, histories, typical, large=True)
     given = ~np.isnan(ratios)
     small = (ratios < SMALL_UPDATE).sum(axis=1) >= MOSTLY * given.sum(axis=1)
     small &= given.any(axis=1) & (np.nan_to_num(ratios).max(axis=1) > 0)  # all 0: stuck, not small
     if small.any():
-        yield _updates(recording, found, np.where(small, medians(ratios), np.nan), large=False)
+        yield _updates(recording, histories, np.where(small, medians(ratios), np.nan), large=False)
 
 
-def _updates(recording: RunEvidence, found: KindHistories, typical: Floats, *, large: bool) -> Finding:
+def _updates(recording: RunEvidence, histories: KindHistories, typical: Floats, *, large: bool) -> Finding:
     """Which ratios are out of range; those of weights that are not may be NaN."""
     rows = np.flatnonzero(typical > LARGE_UPDATE if large else ~np.isnan(typical))
     rows = rows[np.argsort(-typical[rows] if large else typical[rows])]
-    site, ratio = found.places[rows[0]].site, float(typical[rows[0]])
-    out = found.moments[UPDATE_RATIO][rows[0]]
+    site, ratio = histories.series[rows[0]].site, float(typical[rows[0]])
+    out = histories.moments[UPDATE_RATIO][rows[0]]
     onset = int(np.flatnonzero(out > LARGE_UPDATE if large else out < SMALL_UPDATE)[0])
     more = f" and {len(rows) - 1} more" if len(rows) > 1 else ""
     alone = large and len(rows) * 2 <= len(typical)
@@ -203,10 +203,10 @@ def _updates(recording: RunEvidence, found: KindHistories, typical: Floats, *, l
         severity=Severity.ERROR if large and ratio > WILD_UPDATE else Severity.WARNING,
         site=site,
         kind=Kind.UPDATE.value,
-        step=int(found.steps[onset]),
+        step=int(histories.steps[onset]),
         title=f"Updates are too {'large' if large else 'small'}: {recording.called(site)}{more}",
         why=f"A step changes {site!r} by {figure(ratio, 2)} times its norm (‖Δw‖/‖w‖, median over time). Around 1e-3 "
         f"is usual; of {len(typical)} weight matrices, {len(rows)} {'is' if len(rows) == 1 else 'are'} out of range.",
         advice=advice,
-        evidence=tuple(found.evidence(int(row), -1, UPDATE_RATIO, typical[row]) for row in rows),
+        evidence=tuple(histories.evidence(int(row), -1, UPDATE_RATIO, typical[row]) for row in rows),
     )

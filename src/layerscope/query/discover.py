@@ -10,7 +10,7 @@ from pathlib import Path
 from layerscope.errors import StoreError
 from layerscope.store.reader import RUN
 
-DEPTH = 3  # project/experiment/run: deeper trees are somebody's data set, not a project
+DEPTH = 3  # project/experiment/run: deeper trees are data sets, not projects
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,29 +48,29 @@ def find_runs(folder: Path) -> RunFolder:
         raise StoreError(f"{_cause(folder, error)}. Check its permissions.") from None
     if inside is None:
         return RunFolder([folder])
-    found = RunFolder()
+    folders = RunFolder()
     for entry in inside:
-        _search(entry, DEPTH - 1, found)
-    found.runs.sort()
-    return found
+        _search(entry, DEPTH - 1, folders)
+    folders.runs.sort()
+    return folders
 
 
-def _search(folder: Path, depth: int, found: RunFolder) -> None:
+def _search(folder: Path, depth: int, folders: RunFolder) -> None:
     if not _is_text(folder):
-        found.skipped.append(f"{_odd(folder)}; it was skipped.")
+        folders.skipped.append(f"{_odd(folder)}; it was skipped.")
         return
     try:
         if _is_run(folder):
-            found.runs.append(folder)
+            folders.runs.append(folder)
             return
         inside = _folders(folder) if depth else []
     except FileNotFoundError:
         return  # deleted since it was listed
     except OSError as error:
-        found.skipped.append(f"{_cause(folder, error)}. It was skipped.")
+        folders.skipped.append(f"{_cause(folder, error)}. It was skipped.")
         return
     for entry in inside:
-        _search(entry, depth - 1, found)
+        _search(entry, depth - 1, folders)
 
 
 def _is_text(path: Path) -> bool:

@@ -150,17 +150,17 @@ def laid_out(reader: Reader, question: Question) -> Layout:
     tensors, column_of, _ = _columns(reader, question)
     numbers = np.flatnonzero(column_of >= 0).astype(np.int32)
     pieces = reader.moment_pieces(numbers)
-    found = in_threads(lambda piece: _rows_of(piece, column_of >= 0, question.rank), pieces)
-    found = [part for rows in found for part in (rows.part(rows.alias < 0), *_followed(reader, rows, question.rank))]
-    found = [part for rows in found for part in _by_session(rows)]
-    found.sort(key=lambda part: int(part.session[0]))  # what a later session recorded again is written over
-    steps = np.unique(np.concatenate([np.zeros(0, np.int64), *in_threads(lambda part: _distinct(part.steps), found)]))
+    parts = in_threads(lambda piece: _rows_of(piece, column_of >= 0, question.rank), pieces)
+    parts = [part for rows in parts for part in (rows.part(rows.alias < 0), *_followed(reader, rows, question.rank))]
+    parts = [part for rows in parts for part in _by_session(rows)]
+    parts.sort(key=lambda part: int(part.session[0]))  # what a later session recorded again is written over
+    steps = np.unique(np.concatenate([np.zeros(0, np.int64), *in_threads(lambda part: _distinct(part.steps), parts)]))
     states = np.zeros((len(steps), len(tensors)), np.uint8)
     first = (np.arange(len(steps)) * len(tensors)).astype(np.int32 if states.size < 2**31 else np.int64)  # of a step
-    places = in_threads(lambda part: _at(part.steps, steps, first) + column_of.take(part.series), found)
-    for part, place in zip(found, places, strict=True):
+    places = in_threads(lambda part: _at(part.steps, steps, first) + column_of.take(part.series), parts)
+    for part, place in zip(parts, places, strict=True):
         states.reshape(-1)[place] = part.states
-    return Layout(tensors, steps, states, _that_count(found, places, states))
+    return Layout(tensors, steps, states, _that_count(parts, places, states))
 
 
 def _columns(reader: Reader, question: Question) -> tuple[tuple[tuple[str, str], ...], Ids, pa.Table]:
@@ -202,8 +202,8 @@ def _rows_of(piece: TableSource, among: Flags, rank: int) -> _Rows:
 
     states = np.broadcast_to(np.uint8(VALUE), len(series)) if finite else _states(*map(column, _NOT_FINITE))
     row = np.arange(len(series), dtype=np.int32)
-    found = _Rows(piece, row, column("session"), _numbers(table["step"]), series, column("alias"), states)
-    return found.part(among.take(series, mode="clip") & (column("rank") == rank))
+    everything = _Rows(piece, row, column("session"), _numbers(table["step"]), series, column("alias"), states)
+    return everything.part(among.take(series, mode="clip") & (column("rank") == rank))
 
 
 def _numbers(column: pa.ChunkedArray, null: int = 0) -> Numbers:
@@ -218,18 +218,18 @@ def _states(nan: Numbers, pos_inf: Numbers, neg_inf: Numbers) -> States:
     return states
 
 
-def _followed(reader: Reader, asked: _Rows, rank: int) -> Iterator[_Rows]:
+def _followed(reader: Reader, requested: _Rows, rank: int) -> Iterator[_Rows]:
     """The rows that alias rows stand for, in the same file, as rows of the aliases' series."""
-    are_aliases = asked.alias >= 0
+    are_aliases = requested.alias >= 0
     if not are_aliases.any():
         return
-    aliases = asked.part(are_aliases)
+    aliases = requested.part(are_aliases)
     among = np.zeros(2 + int(aliases.alias.max()), np.bool_)
     among[aliases.alias] = True
     keys = ("session", "step", "series")
     named = pa.table([aliases.session, aliases.steps, aliases.alias, aliases.series], [*keys, "alias"])
     for piece in reader.moment_pieces(np.flatnonzero(among)):
-        if piece.file is asked.piece.file:
+        if piece.file is requested.piece.file:
             sources = _rows_of(piece, among, rank)
             sources = sources.part(sources.alias < 0)
             at = np.arange(len(sources.row))
@@ -239,13 +239,13 @@ def _followed(reader: Reader, asked: _Rows, rank: int) -> Iterator[_Rows]:
             yield replace(sources.part(resolved["at"].to_numpy()), series=resolved["alias"].to_numpy())
 
 
-def _by_session(found: _Rows) -> list[_Rows]:
-    sessions = _distinct(found.session)
-    return [found] if len(sessions) == 1 else [found.part(found.session == session) for session in sessions]
+def _by_session(part: _Rows) -> list[_Rows]:
+    sessions = _distinct(part.session)
+    return [part] if len(sessions) == 1 else [part.part(part.session == session) for session in sessions]
 
 
 def _that_count(
-    found: list[_Rows], places: list[Numbers], states: States
+    parts: list[_Rows], places: list[Numbers], states: States
 ) -> dict[TableSource, tuple[Ids | None, Ids | Ints]]:
     """Rows and places by piece, without the rows that are written over."""
     if sum(map(len, places)) > np.count_nonzero(states):
@@ -253,14 +253,14 @@ def _that_count(
         for number, place in enumerate(places):
             last[place] = number
         kept = [last[place] == number for number, place in enumerate(places)]
-        found = [part.part(those) for part, those in zip(found, kept, strict=True)]
+        parts = [part.part(those) for part, those in zip(parts, kept, strict=True)]
         places = [place[those] for place, those in zip(places, kept, strict=True)]
     pieces: dict[TableSource, list[int]] = {}
-    for number, part in enumerate(found):
+    for number, part in enumerate(parts):
         pieces.setdefault(part.piece, []).append(number)
     laid: dict[TableSource, tuple[Ids | None, Ids | Ints]] = {}
     for piece, numbers in pieces.items():
-        row = _joined([found[number].row for number in numbers])
+        row = _joined([parts[number].row for number in numbers])
         whole = len(row) == piece.rows and bool(np.all(row == np.arange(len(row))))
         laid[piece] = (None if whole else row, _joined([places[number] for number in numbers]))
     return laid
@@ -283,8 +283,8 @@ def _custom_statistic(reader: Reader, question: Question) -> Matrix:
     return Matrix(question, tensors, steps, cells, states)
 
 
-def _narrow(found: Floats) -> Cells:
-    return np.clip(found, -LARGEST, LARGEST).astype(np.float32)
+def _narrow(values: Floats) -> Cells:
+    return np.clip(values, -LARGEST, LARGEST).astype(np.float32)
 
 
 def _distinct(numbers: Ints | Ids) -> Ints:

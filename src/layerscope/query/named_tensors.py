@@ -62,12 +62,12 @@ def statistics_of(samples: npt.NDArray[Any]) -> dict[str, Floats]:
     known = wide if finite.all() else np.where(finite, wide, 0.0)
     with np.errstate(over="ignore", under="ignore", invalid="ignore"):
         moments |= _sums(known) | _extremes(known, finite)
-        found = {name: derived.statistic(name, moments.__getitem__) for name in derived.STATS}
+        statistics = {name: derived.statistic(name, moments.__getitem__) for name in derived.STATS}
         # Two passes know it better than raw sums do, which is all that a summary has.
         unit = np.where(moments["abs_max"] > _LARGE, moments["abs_max"], 1.0)
-        apart = np.where(finite, known / unit[:, None] - (found["mean"] / unit)[:, None], 0.0)
-        found["std"] = np.sqrt(np.square(apart).sum(1) / _or_nan(moments["finite"])) * unit
-    return found
+        apart = np.where(finite, known / unit[:, None] - (statistics["mean"] / unit)[:, None], 0.0)
+        statistics["std"] = np.sqrt(np.square(apart).sum(1) / _or_nan(moments["finite"])) * unit
+    return statistics
 
 
 def _or_nan(count: Floats) -> Floats:
@@ -102,13 +102,13 @@ def _sums(known: Floats) -> dict[str, Floats]:
 
 def _extremes(known: Floats, finite: Flags) -> dict[str, Floats]:
     magnitude = np.abs(known)
-    found = {
+    extremes = {
         "min": np.where(finite, known, np.inf).min(1, initial=np.inf),
         "max": np.where(finite, known, -np.inf).max(1, initial=-np.inf),
         "abs_min": np.where(magnitude > 0, magnitude, np.inf).min(1, initial=np.inf),
         "abs_max": np.where(finite, magnitude, -np.inf).max(1, initial=-np.inf),
     }
-    return {name: np.where(np.isfinite(values), values, np.nan) for name, values in found.items()}
+    return {name: np.where(np.isfinite(values), values, np.nan) for name, values in extremes.items()}
 
 
 def sampled(values: Mapping[int, KeptValues]) -> list[Sampled]:
@@ -117,21 +117,22 @@ def sampled(values: Mapping[int, KeptValues]) -> list[Sampled]:
     for step, kept in values.items():
         if len(kept.samples):
             alike.setdefault((kept.array.dtype.name, kept.array.shape[1:]), []).append(step)
-    found = []
+    groups = []
     for steps in alike.values():
         chosen = [values[step] for step in steps]
         samples = np.concatenate([kept.samples for kept in chosen]).astype(np.int64)
         of = np.repeat(np.array(steps, np.int64), [len(kept.samples) for kept in chosen])
-        found.append((of, samples, statistics_of(np.concatenate([kept.array for kept in chosen]))))
-    return found
+        groups.append((of, samples, statistics_of(np.concatenate([kept.array for kept in chosen]))))
+    return groups
 
 
 def joined(parts: Sequence[Sampled]) -> Sampled:
     """Several in one; a statistic that a part lacks is NaN in it."""
-    names = dict.fromkeys(name for _, _, found in parts for name in found)
+    names = dict.fromkeys(name for _, _, statistics in parts for name in statistics)
     steps, samples = (np.concatenate([np.zeros(0, np.int64), *(part[k] for part in parts)]) for k in (0, 1))
     columns = {
-        name: np.concatenate([found.get(name, np.full(len(of), np.nan)) for of, _, found in parts]) for name in names
+        name: np.concatenate([statistics.get(name, np.full(len(of), np.nan)) for of, _, statistics in parts])
+        for name in names
     }
     return steps, samples, columns
 
@@ -192,7 +193,7 @@ def of_rank(table: pa.Table, rank: int) -> pa.Table:
 
 
 _LISTS = {"graphs": pa.int64(), "samples": pa.int64(), "categories": pa.string(), "losses": pa.string()}
-_SAMPLED_KNOWN = 256  # tensors whose statistics of samples are held
+_SAMPLED_KNOWN = 256  # tensors whose statistics of samples are cached
 
 
 class NamedTensors:
@@ -267,8 +268,8 @@ class NamedTensors:
         kept = self._values.at(numbers, step)
         if kept is not None and sample in kept.samples:
             place = int(np.flatnonzero(kept.samples == sample)[0])
-            found = statistics_of(kept.array[place : place + 1])
-            return {name: float(values[0]) for name, values in found.items()}
+            of_sample = statistics_of(kept.array[place : place + 1])
+            return {name: float(values[0]) for name, values in of_sample.items()}
         _, samples, columns = self._recorded_samples(numbers, np.array([step]))
         mine = samples == sample
         return {name: float(column[mine][-1]) for name, column in columns.items()} if mine.any() else {}
@@ -334,16 +335,16 @@ class NamedTensors:
     def _series(self) -> dict[tuple[str, str, str, str], SeriesNumbers]:
         """The numbers of series by site, port, kind and context."""
         table = of_rank(self._reader.series(), self._rank)
-        found: dict[tuple[str, str, str, str], SeriesNumbers] = {}
+        numbers: dict[tuple[str, str, str, str], SeriesNumbers] = {}
         columns = [table[name].to_pylist() for name in ("site", "port", "kind", "context", "series")]
         for site, port, kind, context, number in zip(*columns, strict=True):
             key = (site, port, kind, context)
-            found[key] = (*found.get(key, ()), number)
-        return found
+            numbers[key] = (*numbers.get(key, ()), number)
+        return numbers
 
     def _sampled(self, numbers: SeriesNumbers) -> Sampled:
         """Statistics of every sample at every step: worked out of values, and read where there are none."""
-        parts = [part for found in self._values.all(numbers) for part in sampled(found)]
+        parts = [part for values in self._values.all(numbers) for part in sampled(values)]
         read = self._recorded_samples(numbers, None)
         steps, samples, columns = joined([*parts, *([read] if len(read[0]) else [])])
         order = np.argsort(steps, kind="stable")
@@ -353,10 +354,10 @@ class NamedTensors:
         """Statistics of samples that were recorded in place of their values."""
         table = of_rank(self._reader.sample_stats(list(numbers), steps), self._rank)
         samples = table["samples"].to_pylist()
-        found = np.concatenate([np.zeros((0, len(SAMPLE_STATISTICS))), *numbers_of(table)])
+        statistics = np.concatenate([np.zeros((0, len(SAMPLE_STATISTICS))), *numbers_of(table)])
         places = np.array([sample for row in samples for sample in row], np.int64)
         step_of = np.repeat(tables.ints(table, "step"), [len(row) for row in samples])
-        return step_of, places, dict(zip(SAMPLE_STATISTICS, found.T, strict=True))
+        return step_of, places, dict(zip(SAMPLE_STATISTICS, statistics.T, strict=True))
 
     def _lacks_batch(self, numbers: SeriesNumbers, step: int) -> bool:
         """Whether it is known of a tensor that it has no samples to choose from."""

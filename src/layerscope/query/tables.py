@@ -148,15 +148,15 @@ def are(table: pa.Table, column: str, text: str) -> Flags:
 
 def columns_for(stats: list[str]) -> list[str]:
     """The moments that must be read to derive the statistics."""
-    asked: dict[str, None] = {}
+    columns: dict[str, None] = {}
 
     def column(name: str) -> Floats:
-        asked[name] = None
+        columns[name] = None
         return np.ones(1)
 
     for name in stats:
         derived.statistic(name, column)
-    return list(asked)
+    return list(columns)
 
 
 def rows_of_each(table: pa.Table, *columns: str) -> dict[tuple[str, ...], Ints]:

@@ -1,4 +1,4 @@
-"""What a user looks at among named tensors: a wish, and what of it a run has."""
+"""TensorQuery: which named tensor a user asks for, resolved to what a run has."""
 
 from __future__ import annotations
 
@@ -60,11 +60,11 @@ class Choices:
 
 @dataclass(frozen=True, slots=True)
 class ResolvedQuery:
-    """The selection that comes nearest to a wish, and in which points it differs, in words."""
+    """The selection that is nearest to a query, and a phrase for each difference from it."""
 
     selection: TensorSelection
     choices: Choices
-    told: tuple[str, ...]
+    differences: tuple[str, ...]
     graph: Dependencies
     batch: int  # samples of the step, 0 if that is not known
     reason: str  # why the step was kept
@@ -72,42 +72,42 @@ class ResolvedQuery:
     has_samples: bool  # whether the tensor has a batch: a parameter has none
 
 
-def found(named: NamedTensors, run: str, wish: TensorQuery) -> ResolvedQuery | None:
-    """What a run has of a wish; None where it has no named tensors."""
-    told: list[str] = []
+def resolve_query(named: NamedTensors, run: str, query: TensorQuery) -> ResolvedQuery | None:
+    """What a run has of a query; None where it has no named tensors."""
+    differences: list[str] = []
     types = tuple(named.types())
     if not types:
         return None
-    type_ = wish.type if wish.type in types else ANY_TYPE
-    if wish.type and not type_:
-        told.append(f"no step of type {wish.type}")
+    type_ = query.type if query.type in types else ANY_TYPE
+    if query.type and not type_:
+        differences.append(f"no step of type {query.type}")
     table = named.steps(type_ or None).arrow()
     steps: Ints = table.column("step").to_numpy()
-    at = at_or_before(steps, wish.step)
+    at = at_or_before(steps, query.step)
     step = int(steps[at])
     row = table.slice(at, 1).to_pylist()[0]
     iterations = tuple(i for i in range(row["iterations"] + 1) if named.graph(step, i) is not None)
-    iteration = _iteration(wish.iteration, iterations, told)
+    iteration = _iteration(query.iteration, iterations, differences)
     graph = named.graph(step, iteration)
     if graph is None:  # a step in which nothing was named has no row
         return None
-    node = wish.node or _first_node(graph)
+    node = query.node or _first_node(graph)
     roles = next((tuple(role for role, _ in one.roles) for one in graph.nodes if one.name == node), ())
-    role = wish.role if wish.role in roles else next(iter(roles), wish.role or "")
-    if roles and wish.role and role != wish.role:
-        told.append(f"{node} has no {wish.role}")
+    role = query.role if query.role in roles else next(iter(roles), query.role or "")
+    if roles and query.role and role != query.role:
+        differences.append(f"{node} has no {query.role}")
     losses = tuple(row["losses"] or ())
-    loss = wish.loss if wish.loss in losses else next(iter(losses), None) if wish.loss is not None else None
+    loss = query.loss if query.loss in losses else next(iter(losses), None) if query.loss is not None else None
     samples = tuple(row["samples"] or ())
-    sample = wish.sample if wish.sample in samples else None
-    if wish.sample is not None and sample is None:
-        told.append(f"sample {wish.sample} not kept at this step")
-    if wish.loss is not None and loss != wish.loss:
-        told.append(f"no gradient of {wish.loss or 'a loss'} at this step")
+    sample = query.sample if query.sample in samples else None
+    if query.sample is not None and sample is None:
+        differences.append(f"sample {query.sample} not kept at this step")
+    if query.loss is not None and loss != query.loss:
+        differences.append(f"no gradient of {query.loss or 'a loss'} at this step")
     return ResolvedQuery(
         selection=TensorSelection(run, step, row["type"], iteration, node, role, sample, loss),
         choices=Choices(types, type_, steps, iterations, roles, samples, tuple(row["categories"] or ()), losses),
-        told=tuple(told),
+        differences=tuple(differences),
         graph=graph,
         batch=row["batch"],
         reason=row["reason"],
@@ -116,12 +116,12 @@ def found(named: NamedTensors, run: str, wish: TensorQuery) -> ResolvedQuery | N
     )
 
 
-def _iteration(wish: int | None, there: tuple[int, ...], told: list[str]) -> int:
+def _iteration(number: int | None, there: tuple[int, ...], differences: list[str]) -> int:
     if not there:
         return 1
-    if wish is not None and wish not in there:
-        told.append(f"no iteration {wish} in this step")
-    return wish if wish in there else there[-1]
+    if number is not None and number not in there:
+        differences.append(f"no iteration {number} in this step")
+    return number if number in there else there[-1]
 
 
 def _first_node(graph: Dependencies) -> str:

@@ -32,11 +32,11 @@ class Lookup:
 
     def _modules(self) -> dict[str, tuple[int, ...]]:
         """The outputs of each module: those of its last call, and of each call by its number."""
-        found: dict[str, tuple[int, ...]] = {}
+        outputs: dict[str, tuple[int, ...]] = {}
         for call in self._record.calls:
             if call.outputs and call.path:
-                found[call.path] = found[f"{call.path}:{call.number}"] = call.outputs
-        return found
+                outputs[call.path] = outputs[f"{call.path}:{call.number}"] = call.outputs
+        return outputs
 
     def one(self, key: Key) -> tuple[int, ...]:
         """The operation a key names, or all passes of the layer it names; an exact name beats a substring."""
@@ -56,10 +56,10 @@ class Lookup:
 
     def many(self, selectors: Iterable[Selector]) -> list[int]:
         """Operations that any of the selectors names, in order; each selector must name some."""
-        found: set[int] = set()
+        operations: set[int] = set()
         for selector in selectors:
-            found.update(self._selected(selector))
-        return sorted(found)
+            operations.update(self._selected(selector))
+        return sorted(operations)
 
     def _selected(self, selector: Selector) -> Sequence[int]:
         if callable(selector):

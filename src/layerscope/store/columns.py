@@ -20,14 +20,14 @@ _LONE_SURROGATE = re.compile("[\ud800-\udfff]")  # Python holds a pair as one ch
 
 def storable(text: str) -> str:
     r"""The text with each lone surrogate escaped: U+DC80 becomes the six characters `\udc80`."""
-    return _LONE_SURROGATE.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+    return _LONE_SURROGATE.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
 def json_text(content: object, indent: int | None = None) -> str:
     """JSON of which every text is storable."""
     separators = (",", ":") if indent is None else None
     text = json.dumps(content, indent=indent, ensure_ascii=False, separators=separators)
-    return _LONE_SURROGATE.sub(lambda found: f"\\\\u{ord(found[0]):04x}", text)
+    return _LONE_SURROGATE.sub(lambda match: f"\\\\u{ord(match[0]):04x}", text)
 
 
 _HEADER, _COMPRESSION, _DATA = 2, 3, 1  # fields of the flatbuffers tables Message, RecordBatch and DictionaryBatch

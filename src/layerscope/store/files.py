@@ -139,10 +139,10 @@ class Directory:
             raise damaged(self.path, f"{name!r} is not the name of a file")
         return (self.path / name, None) if self._handle is None else (name, self._handle)
 
-    def _regular(self, name: str, found: os.stat_result) -> os.stat_result:
-        if not stat.S_ISREG(found.st_mode):
+    def _regular(self, name: str, status: os.stat_result) -> os.stat_result:
+        if not stat.S_ISREG(status.st_mode):
             raise self._not_regular(name)
-        return found
+        return status
 
     def _not_regular(self, name: str) -> FormatError:
         return damaged(self.path / name, "it is a link or no regular file", "Remove it: links are not followed.")

@@ -118,8 +118,8 @@ class SegmentName:
     @staticmethod
     def parse(name: str) -> SegmentName | None:
         """The parsed name, None if it is no segment's."""
-        found = _SEGMENT_NAME.fullmatch(name)
-        parsed = found and SegmentName(rank=int(found[1]), session=int(found[2]), number=int(found[3]))
+        match = _SEGMENT_NAME.fullmatch(name)
+        parsed = match and SegmentName(rank=int(match[1]), session=int(match[2]), number=int(match[3]))
         return parsed if parsed and str(parsed) == name else None
 
 
@@ -141,8 +141,8 @@ class SessionName:
     @staticmethod
     def parse(name: str) -> SessionName | None:
         """The parsed name, None if it is no session's."""
-        found = _SESSION_NAME.fullmatch(name)
-        parsed = found and SessionName(int(found[1]), int(found[2]))
+        match = _SESSION_NAME.fullmatch(name)
+        parsed = match and SessionName(int(match[1]), int(match[2]))
         return parsed if parsed and str(parsed) == name else None
 
 

@@ -40,9 +40,9 @@ def numbered(nodes: tuple[NamedNode, ...], links: tuple[DependencyLink, ...]) ->
 
 def _texts(nodes: Iterable[NamedNode], links: Iterable[DependencyLink]) -> tuple[str, str]:
     """Nodes and links as they stand in the table."""
-    told = [[node.name, node.type.value, [[role, list(shape)] for role, shape in node.roles]] for node in nodes]
+    listed = [[node.name, node.type.value, [[role, list(shape)] for role, shape in node.roles]] for node in nodes]
     rows = [[link.source, link.source_role, link.back, link.target, link.target_role] for link in links]
-    return json_text(told), json_text(rows)
+    return json_text(listed), json_text(rows)
 
 
 def dependencies_batch(items: Sequence[Dependencies]) -> pa.RecordBatch:

@@ -43,14 +43,14 @@ class FileLock:
         except OSError as error:
             raise StoreError(f"{path} cannot be opened: {error.strerror}. Choose a folder you can write to.") from None
         until = time.monotonic() + patience_s
-        taken = False
+        locked = False
         try:
-            while not (taken := _try(handle, fcntl.LOCK_EX, path)) and time.monotonic() < until:
+            while not (locked := _try(handle, fcntl.LOCK_EX, path)) and time.monotonic() < until:
                 time.sleep(_PAUSE_S)
         finally:
-            if not taken:
+            if not locked:
                 os.close(handle)
-        return FileLock(handle) if taken else None
+        return FileLock(handle) if locked else None
 
     def write(self, content: bytes) -> None:
         """Says in the locked file who holds it."""

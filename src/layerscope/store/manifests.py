@@ -70,13 +70,13 @@ def read_json(directory: Directory, name: str, kind: str) -> dict[str, Any]:
     """Content of a JSON file of the run, after a look at its checksum, its bounds, its format and its version."""
     path, content = directory.path / name, verified(directory, name, kind)
     try:
-        found = json.loads(content)
+        document = json.loads(content)
     except (ValueError, RecursionError) as error:
         raise damaged(path, f"it is no whole JSON ({error})") from None
-    if not isinstance(found, dict) or found.get("format") != f"layerscope-{kind}":
+    if not isinstance(document, dict) or document.get("format") != f"layerscope-{kind}":
         raise damaged(path, f'it does not say "format": "layerscope-{kind}"')
-    check_version(path, found.get("version"))
-    return found
+    check_version(path, document.get("version"))
+    return document
 
 
 def verified(directory: Directory, name: str, kind: str) -> bytes:
@@ -266,36 +266,36 @@ def _read(directory: Directory, name: SessionName, run: str) -> Ended:
 
 def read_sessions(folder: Path, run: str) -> tuple[dict[SessionName, Ended], list[str]]:
     """What every session says, and a sentence for each that is damaged or missing."""
-    found: dict[SessionName, Ended] = {}
+    sessions: dict[SessionName, Ended] = {}
     problems: list[str] = []
     for name in session_names(folder):
-        found[name] = Ended()
+        sessions[name] = Ended()
         try:
             with opened(folder, SESSIONS) as directory:
-                found[name] = _read(directory, name, run)
+                sessions[name] = _read(directory, name, run)
         except (FormatError, OSError) as error:
             problems.append(str(error))
     last = _last_by_locks(folder)
-    for name in found:
+    for name in sessions:
         last[name.rank] = max(name.session, last.get(name.rank, 0))
     for rank, session in last.items():
-        missing = session - sum(name.rank == rank for name in found)
+        missing = session - sum(name.rank == rank for name in sessions)
         if missing > 0:
             problems.append(f"{folder / SESSIONS} lacks {missing} of the {session} sessions of rank {rank}.")
-    return found, problems
+    return sessions, problems
 
 
 def _last_by_locks(folder: Path) -> dict[int, int]:
     """The last session of each rank, as far as the lock files tell."""
-    found: dict[int, int] = {}
+    last: dict[int, int] = {}
     with opened(folder) as directory:
         for name in filter(is_lock_name, directory.names()):
             try:
-                said = json.loads(directory.read(name, _MOST_LOCK))
-                found[int(name[len("writer-r") : -len(".lock")])] = whole(said["session"], 1, 999_999)
+                lock = json.loads(directory.read(name, _MOST_LOCK))
+                last[int(name[len("writer-r") : -len(".lock")])] = whole(lock["session"], 1, 999_999)
             except (OSError, ValueError, KeyError, TypeError, RecursionError):
                 continue  # it only says who holds it
-    return found
+    return last
 
 
 def has_graph(sessions: Mapping[SessionName, Ended], folder: Path) -> str | None:
@@ -328,7 +328,7 @@ def holder_of(folder: Path, rank: int) -> str:
     """Who holds the lock of a rank, as the lock file says."""
     try:
         with opened(folder) as directory:
-            said = json.loads(directory.read(lock_name(rank), _MOST_LOCK))
-        return f"process {said['pid']} on {said['host']}"
+            lock = json.loads(directory.read(lock_name(rank), _MOST_LOCK))
+        return f"process {lock['pid']} on {lock['host']}"
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return "another process"

@@ -44,7 +44,7 @@ def check_pages(content: bytes, *, plain: bool, most_bytes: int, most_values: in
 
 def _struct(content: bytes, at: int, depth: int) -> tuple[Struct, int]:
     """A struct of Thrift's compact protocol that holds numbers, texts and structs, and where it ends."""
-    found: Struct = {}
+    fields: Struct = {}
     number = 0
     while content[at]:
         kind, delta = content[at] & 15, content[at] >> 4
@@ -54,12 +54,12 @@ def _struct(content: bytes, at: int, depth: int) -> tuple[Struct, int]:
         else:
             number, at = _varint(content, at)
         if kind in (_TRUE, _FALSE):
-            found[number] = int(kind == _TRUE)
+            fields[number] = int(kind == _TRUE)
         elif kind in (_I16, _I32, _I64):
             value, at = _varint(content, at)
-            found[number] = value >> 1 ^ -(value & 1)
+            fields[number] = value >> 1 ^ -(value & 1)
         elif kind == _STRUCT and depth < _MOST_NESTED:
-            found[number], at = _struct(content, at, depth + 1)
+            fields[number], at = _struct(content, at, depth + 1)
         elif kind == _BINARY:
             length, at = _varint(content, at)
             at += length
@@ -67,7 +67,7 @@ def _struct(content: bytes, at: int, depth: int) -> tuple[Struct, int]:
             at += 1 if kind == _BYTE else 8
         else:
             raise ValueError("a page of it has no readable header")
-    return found, at + 1
+    return fields, at + 1
 
 
 def _varint(content: bytes, at: int) -> tuple[int, int]:
@@ -140,12 +140,12 @@ class PartIndex:
 
     def alike(self, group: int, columns: Iterable[str]) -> dict[str, int | None]:
         """Those of the columns that are the same in all rows of a row group, and what they are there."""
-        found: dict[str, int | None] = {}
+        known: dict[str, int | None] = {}
         for name in columns:
             place = self._names.get(name)
             low, high = _ANY if place is None else self._groups[group, place : place + 2].tolist()
             if low == high:
-                found[name] = low
+                known[name] = low
             elif (low, high) == _NOTHING and name in NULLABLE:
-                found[name] = None
-        return found
+                known[name] = None
+        return known

@@ -113,21 +113,21 @@ class _Verified:
     def __init__(self, part: ParquetPart) -> None:
         self.handle = -1
         self._part = part
-        self._place = 0
+        self._offset = 0
 
-    def seek(self, place: int, whence: int = 0) -> int:
-        self._place = (0, self._place, self._part.size_bytes)[whence] + place
-        return self._place
+    def seek(self, offset: int, whence: int = 0) -> int:
+        self._offset = (0, self._offset, self._part.size_bytes)[whence] + offset
+        return self._offset
 
     def tell(self) -> int:
-        return self._place
+        return self._offset
 
     def read(self, count: int) -> bytes:
-        given, column = self._part.index.chunks.get((self._place, count), (-1, 0))
-        content = read_range(self.handle, self._place, count) if given >= 0 else b""
+        given, column = self._part.index.chunks.get((self._offset, count), (-1, 0))
+        content = read_range(self.handle, self._offset, count) if given >= 0 else b""
         if checksum(content) != given:
             raise OSError("its bytes do not match their checksum")
-        self._part.check_pages(self._place, column, content)
+        self._part.check_pages(self._offset, column, content)
         return content
 
     def readable(self) -> bool:
@@ -154,8 +154,8 @@ class ParquetPart:
         self._idle: list[tuple[pq.ParquetFile, _Verified]] = []
         try:
             self._metadata = pq.read_metadata(pa.BufferReader(self._read_footer()))
-            self._found = self._metadata.schema.to_arrow_schema()
-            self._names = frozenset(self._found.names)
+            self._schema = self._metadata.schema.to_arrow_schema()
+            self._names = frozenset(self._schema.names)
             self.index = PartIndex(entry, table, self._metadata.num_columns)
         except (FileNotFoundError, FormatError):
             raise
@@ -213,7 +213,7 @@ class ParquetPart:
         self._sound.add(start)
 
     def _check(self) -> None:
-        found, metadata = self._found, self._found.metadata or {}
+        schema, metadata = self._schema, self._schema.metadata or {}
         about = {key.decode("utf-8", "replace"): text.decode("utf-8", "replace") for key, text in metadata.items()}
         if about.get("format") != "layerscope-part" or about.get("table") != self._table:
             raise self._damaged(f"it is Parquet, but no part of {self._table}")
@@ -225,9 +225,9 @@ class ParquetPart:
         if len(self.index.rows) != self._metadata.num_row_groups:
             raise self._damaged(f"it has {self._metadata.num_row_groups} row groups")
         known = SCHEMA[self._table]
-        if missing := [name for name in known.names if name not in found.names and name not in NULLABLE]:
+        if missing := [name for name in known.names if name not in schema.names and name not in NULLABLE]:
             raise self._damaged(f"it lacks the columns {', '.join(missing)}")
-        for column in found:
+        for column in schema:
             if column.name in known.names and column.type != known.field(column.name).type:
                 raise self._damaged(f"its column {column.name!r} is {column.type}")
 
@@ -242,13 +242,13 @@ class ParquetPart:
         largest = int(self._step[1].max(initial=-1))
         if largest < np.iinfo(np.int64).max:
             return largest
-        return int(self._whole("step", np.int64).max(initial=-1))  # whoever wrote it kept no statistics
+        return int(self._whole("step", np.int64).max(initial=-1))  # its writer kept no statistics
 
     @cached_property
     def names(self) -> frozenset[str]:
         """What occurs in the column `name`."""
-        found = (table["name"].unique() for task in self.tasks(["name"], RowFilter()) for table in task())
-        return frozenset(name for names in found for name in names.to_pylist())
+        columns = (table["name"].unique() for task in self.tasks(["name"], RowFilter()) for table in task())
+        return frozenset(name for names in columns for name in names.to_pylist())
 
     def series_numbers(self) -> Ids:
         """The series number of every row."""
@@ -265,13 +265,13 @@ class ParquetPart:
         return np.repeat(np.array([group.total_byte_size for group in groups], np.int64) // np.maximum(rows, 1), rows)
 
     def _whole(self, column: str, dtype: type) -> Ids | Ints:
-        found = [values(table[column]) for task in self.tasks([column], RowFilter()) for table in task()]
-        return np.concatenate([np.zeros(0, dtype), *found])
+        arrays = [values(table[column]) for task in self.tasks([column], RowFilter()) for table in task()]
+        return np.concatenate([np.zeros(0, dtype), *arrays])
 
-    def groups(self, wanted: RowFilter) -> list[int]:
-        """The row groups that may hold a wanted row."""
-        found: list[int] = np.flatnonzero(wanted.blocks(self._series, self._step)).tolist()
-        return [group for group in found if group not in self._faults] if self._faults else found
+    def groups(self, row_filter: RowFilter) -> list[int]:
+        """The row groups that may hold a selected row."""
+        groups: list[int] = np.flatnonzero(row_filter.blocks(self._series, self._step)).tolist()
+        return [group for group in groups if group not in self._faults] if self._faults else groups
 
     def rows_of(self, group: int) -> int:
         """Rows of a row group."""
@@ -281,15 +281,15 @@ class ParquetPart:
         """Those of the columns that are known to be the same in all rows of a row group, and what they are there."""
         return self.index.alike(group, [name for name in columns if name in self._names])
 
-    def tasks(self, columns: list[str], wanted: RowFilter) -> list[Task]:
-        """The reading of the wanted rows, columns in the order asked for, in pieces that threads can share."""
-        groups = self.groups(wanted)
+    def tasks(self, columns: list[str], row_filter: RowFilter) -> list[Task]:
+        """The reading of the selected rows, columns in the order asked for, in pieces that threads can share."""
+        groups = self.groups(row_filter)
         shares = [groups[start : start + _GROUPS_AT_ONCE] for start in range(0, len(groups), _GROUPS_AT_ONCE)]
-        return [partial(self.read, share, columns, wanted) for share in shares]
+        return [partial(self.read, share, columns, row_filter) for share in shares]
 
-    def read(self, groups: list[int], columns: list[str], wanted: RowFilter) -> list[pa.Table]:
-        """The wanted rows of some row groups."""
-        names = self._needed(columns, wanted)
+    def read(self, groups: list[int], columns: list[str], row_filter: RowFilter) -> list[pa.Table]:
+        """The selected rows of some row groups."""
+        names = self._needed(columns, row_filter)
         with ExitStack() as stack:
 
             @cache
@@ -297,13 +297,13 @@ class ParquetPart:
                 directory = stack.enter_context(opened(self._folder, PARTS, self._table))
                 return stack.enter_context(directory.open(self.entry.file))
 
-            tables = [self._rows(group, names, wanted, handle) for group in groups]
+            tables = [self._rows(group, names, row_filter, handle) for group in groups]
         return [self._complete(table, columns) for table in tables if table is not None and table.num_rows]
 
-    def _rows(self, group: int, names: list[str], wanted: RowFilter, handle: Handle) -> pa.Table | None:
-        """The wanted rows of a row group, None if it cannot be trusted."""
+    def _rows(self, group: int, names: list[str], row_filter: RowFilter, handle: Handle) -> pa.Table | None:
+        """The selected rows of a row group, None if it cannot be trusted."""
         try:
-            return _chosen(self._group(group, names, wanted, handle), names, wanted)
+            return _chosen(self._group(group, names, row_filter, handle), names, row_filter)
         except (FileNotFoundError, FormatError):
             raise
         except _UNREADABLE as error:
@@ -312,16 +312,16 @@ class ParquetPart:
             self._faults[group] = _reason(error)
             return None
 
-    def is_cached(self, columns: list[str], wanted: RowFilter) -> bool:
+    def is_cached(self, columns: list[str], row_filter: RowFilter) -> bool:
         """Whether all row groups needed are cached: no thread is worth waking for them."""
-        names = self._needed(columns, wanted)
-        return all((*self._key, group, *names) in self._cache for group in self.groups(wanted))
+        names = self._needed(columns, row_filter)
+        return all((*self._key, group, *names) in self._cache for group in self.groups(row_filter))
 
-    def _needed(self, columns: list[str], wanted: RowFilter) -> list[str]:
-        keys = () if wanted.everything else ("series", "step")
+    def _needed(self, columns: list[str], row_filter: RowFilter) -> list[str]:
+        keys = () if row_filter.everything else ("series", "step")
         return [name for name in dict.fromkeys((*columns, *keys)) if name in self._names]
 
-    def _group(self, group: int, names: list[str], wanted: RowFilter, handle: Handle) -> pa.Table:
+    def _group(self, group: int, names: list[str], row_filter: RowFilter, handle: Handle) -> pa.Table:
         def read() -> pa.Table:
             alike = self.alike(group, names)
             read = [name for name in names if name not in alike]
@@ -330,11 +330,11 @@ class ParquetPart:
             if not alike:
                 return others
             rows = self.rows_of(group)
-            kinds = {name: self._found.field(name).type for name in alike}
+            kinds = {name: self._schema.field(name).type for name in alike}
             arrays = [_same(kinds[name], alike[name], rows) if name in alike else others[name] for name in names]
             return pa.table(arrays, names=names)
 
-        one_series = wanted.series is not None and len(wanted.series) == 1
+        one_series = row_filter.series is not None and len(row_filter.series) == 1
         return self._cache.get((*self._key, group, *names), read) if one_series else read()
 
     def _complete(self, table: pa.Table, columns: list[str]) -> pa.Table:
@@ -365,11 +365,11 @@ def _trusted(table: pa.Table, rows: int) -> pa.Table:
     return table
 
 
-def _chosen(table: pa.Table, names: list[str], wanted: RowFilter) -> pa.Table:
-    if wanted.everything:
+def _chosen(table: pa.Table, names: list[str], row_filter: RowFilter) -> pa.Table:
+    if row_filter.everything:
         return table
     series, step = (values(table[name]) if name in names else None for name in ("series", "step"))
-    hits = wanted.rows(series, step)
+    hits = row_filter.rows(series, step)
     if hits is None or len(hits) == table.num_rows:
         return table
     if len(hits) and hits[-1] - hits[0] == len(hits) - 1:  # as those of one series are

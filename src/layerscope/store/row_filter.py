@@ -1,4 +1,4 @@
-"""Which rows of a table somebody wants, by series and step; and how keys of rows are compared."""
+"""RowFilter: rows of a table by series and step; and how rows are sorted and compared by their keys."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ class RowFilter:
 
     @property
     def everything(self) -> bool:
-        """Whether every row is wanted."""
+        """Whether it selects every row."""
         return self.series is None and self.steps is None and self.first is None and self.last is None
 
     def rows(self, series: Ids | None, step: Ints | None) -> Ints | None:
-        """Places of the wanted rows, None if all are."""
+        """The selected rows, None for all."""
         masks: list[Flags] = []
         if self.series is not None and series is not None:
             masks.append(_among(series, self.series))
@@ -58,7 +58,7 @@ class RowFilter:
         return None if kept.all() else np.flatnonzero(kept)
 
     def blocks(self, series: tuple[Ints, Ints], step: tuple[Ints, Ints]) -> Flags:
-        """Which blocks of rows can hold a wanted one, given their smallest and largest series and step."""
+        """Which blocks of rows can hold a selected one, given their smallest and largest series and step."""
         may = np.ones(len(series[0]), np.bool_)
         for listed, (smallest, largest) in ((self.series, series), (self.steps, step)):
             if listed is not None:
@@ -164,7 +164,7 @@ def latest(key: Ints, session: Ids) -> Flags:
 
 
 def places(of: Sequence[Ids | Ints], among: Sequence[Ids | Ints]) -> Ints:
-    """Where each row of `of` is found in `among`, by all columns: the last such place, -1 where there is none."""
+    """For each row of `of` the last row of `among` that is equal in all columns, -1 where there is none."""
     count = len(among[0])
     if count == 0:
         return np.full(len(of[0]), -1, np.int64)
@@ -172,6 +172,6 @@ def places(of: Sequence[Ids | Ints], among: Sequence[Ids | Ints]) -> Ints:
     key = packed(*columns)
     ours, theirs = key[count:], key[:count]
     order = np.argsort(theirs, kind="stable")
-    place = np.searchsorted(theirs, ours, side="right", sorter=order) - 1
-    found = order[np.maximum(place, 0)]
-    return np.where((place >= 0) & (theirs[found] == ours), found, -1)
+    at = np.searchsorted(theirs, ours, side="right", sorter=order) - 1
+    row = order[np.maximum(at, 0)]
+    return np.where((at >= 0) & (theirs[row] == ours), row, -1)

@@ -37,23 +37,23 @@ def framed(payload: memoryview) -> bytes:
     return head + checksum(head).to_bytes(8, "little")
 
 
-def _frame_at(content: bytes | memoryview, place: int) -> tuple[int, int] | None:
-    """Bytes and checksum of the payload of the frame that begins at a place, None if none does."""
-    magic, size, given, own = FRAME.unpack_from(content, place)
-    return (size, given) if magic == MAGIC and own == checksum(content[place : place + 24]) else None
+def _frame_at(content: bytes | memoryview, offset: int) -> tuple[int, int] | None:
+    """Bytes and checksum of the payload of the frame that begins at an offset, None if none does."""
+    magic, size, given, own = FRAME.unpack_from(content, offset)
+    return (size, given) if magic == MAGIC and own == checksum(content[offset : offset + 24]) else None
 
 
 def digest_of(directory: Directory, name: str) -> int:
     """What `Segment.digest` is of a file: the checksum of the heads of its whole frames."""
-    digest, place = xxh3_64(), 0
+    digest, offset = xxh3_64(), 0
     with directory.open(name) as handle:
         size = os.fstat(handle).st_size
-        while len(head := read_range(handle, place, FRAME.size)) == FRAME.size:
+        while len(head := read_range(handle, offset, FRAME.size)) == FRAME.size:
             frame = _frame_at(head, 0)
-            if frame is None or place + FRAME.size + frame[0] > size:
+            if frame is None or offset + FRAME.size + frame[0] > size:
                 break
             digest.update(head)
-            place += FRAME.size + frame[0]
+            offset += FRAME.size + frame[0]
     return int(digest.intdigest())
 
 
@@ -149,7 +149,7 @@ class Segment:
         self._index: list[_Index] = []
         self._position = 0
         self._digest = xxh3_64()
-        self._faults: dict[int, str] = {}  # by place: why what is there was left out
+        self._faults: dict[int, str] = {}  # by offset: why what is there was left out
 
     @property
     def rows(self) -> int:
@@ -171,8 +171,8 @@ class Segment:
         """What was left out of the segment and why, None if nothing was."""
         if not self._faults:
             return None
-        place, reason = next(iter(self._faults.items()))
-        return f"{self.path} is damaged: {len(self._faults)} batches were left out (at byte {place} {reason})."
+        offset, reason = next(iter(self._faults.items()))
+        return f"{self.path} is damaged: {len(self._faults)} batches were left out (at byte {offset} {reason})."
 
     def grew(self, directory: Directory) -> bool:
         """Whether anything was appended since the last look. FileNotFoundError if the segment is gone."""
@@ -217,30 +217,30 @@ class Segment:
 
     def _take(self, buffer: pa.Buffer) -> int:
         """Takes in the whole frames of a content; gives where they end."""
-        content, place = memoryview(buffer), 0
-        while place + FRAME.size <= len(content):
-            frame = _frame_at(content, place)
+        content, offset = memoryview(buffer), 0
+        while offset + FRAME.size <= len(content):
+            frame = _frame_at(content, offset)
             if frame is None:
-                self._faults.setdefault(self._position + place, "there is no frame")
-                place = _next_frame(bytes(content), place)
+                self._faults.setdefault(self._position + offset, "there is no frame")
+                offset = _next_frame(bytes(content), offset)
                 continue
             size, given = frame
-            end = place + FRAME.size + size
+            end = offset + FRAME.size + size
             if end > len(content):
                 break  # a cut tail: being written just now, or its writer was killed
-            payload = buffer.slice(place + FRAME.size, size)
-            self._digest.update(content[place : place + FRAME.size])
+            payload = buffer.slice(offset + FRAME.size, size)
+            self._digest.update(content[offset : offset + FRAME.size])
             if checksum(payload) != given:
-                self._faults[self._position + place] = "its bytes do not match their checksum"
+                self._faults[self._position + offset] = "its bytes do not match their checksum"
             else:
-                self._decode(payload, self._position + place)
-            place = end
-        return min(place, len(content))
+                self._decode(payload, self._position + offset)
+            offset = end
+        return min(offset, len(content))
 
-    def _decode(self, payload: pa.Buffer, place: int) -> None:
+    def _decode(self, payload: pa.Buffer, offset: int) -> None:
         try:
             if self._schema is None:
-                if place:
+                if offset:
                     raise damaged(self.path, "its head is damaged")
                 self._schema = self._checked(pa.ipc.read_schema(payload))
             else:
@@ -249,7 +249,7 @@ class Segment:
                 assert self._batches is not None
                 self._batches.append(batch)
         except (pa.ArrowException, OSError, ValueError, TypeError, IndexError, struct.error) as error:
-            self._faults[place] = " ".join(str(error).split())[:200]
+            self._faults[offset] = " ".join(str(error).split())[:200]
 
     def _checked(self, schema: pa.Schema) -> pa.Schema:
         about = {key.decode(): value.decode() for key, value in (schema.metadata or {}).items()}
@@ -277,8 +277,8 @@ class Segment:
     @property
     def names(self) -> frozenset[str]:
         """What occurs in the column `name`."""
-        found = (table["name"].unique() for table in self.read(["name"], RowFilter()))
-        return frozenset(name for names in found for name in names.to_pylist())
+        columns = (table["name"].unique() for table in self.read(["name"], RowFilter()))
+        return frozenset(name for names in columns for name in names.to_pylist())
 
     def alike(self, group: int, columns: Iterable[str]) -> dict[str, int | None]:
         """Those of the columns that are the same in all rows; a segment is one group of rows."""
@@ -300,17 +300,17 @@ class Segment:
         sizes = [_row_bytes(batch) for batch in self._index]
         return np.concatenate(sizes) if sizes else np.zeros(0, np.int64)
 
-    def read(self, columns: list[str], wanted: RowFilter) -> list[pa.Table]:
-        """The wanted rows, with the columns in the order asked for."""
-        found: list[pa.RecordBatch] = []
+    def read(self, columns: list[str], row_filter: RowFilter) -> list[pa.Table]:
+        """The selected rows, with the columns in the order asked for."""
+        batches: list[pa.RecordBatch] = []
         own = [name for name in columns if self._schema is not None and name in self._schema.names]
         for index, batch in zip(self._index, self.load(), strict=False):  # another thread may be following
-            hits = wanted.rows(index.series, index.step)
+            hits = row_filter.rows(index.series, index.step)
             if hits is None:
-                found.append(batch.select(own))
+                batches.append(batch.select(own))
             elif len(hits):
-                found.extend(_pick(batch.select(own), hits))
-        return [self._complete(pa.Table.from_batches(found), columns)] if found else []
+                batches.extend(_pick(batch.select(own), hits))
+        return [self._complete(pa.Table.from_batches(batches), columns)] if batches else []
 
     def _complete(self, table: pa.Table, columns: list[str]) -> pa.Table:
         """The table with rank and session from the name, and nulls for columns that an older writer did not know."""
@@ -339,14 +339,14 @@ def _batch(payload: pa.Buffer, schema: pa.Schema) -> pa.RecordBatch:
     return batch
 
 
-def _next_frame(content: bytes, place: int) -> int:
+def _next_frame(content: bytes, offset: int) -> int:
     """Where the next frame begins; the end if there is none."""
     for _ in range(_SOUGHT):
-        place = content.find(MAGIC, place + 1)
-        if place < 0 or place + FRAME.size > len(content):
+        offset = content.find(MAGIC, offset + 1)
+        if offset < 0 or offset + FRAME.size > len(content):
             break
-        if _frame_at(content, place) is not None:
-            return place
+        if _frame_at(content, offset) is not None:
+            return offset
     return len(content)
 
 

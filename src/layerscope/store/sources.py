@@ -85,32 +85,32 @@ class Sources:
         """What occurs in the column `name`."""
         return frozenset().union(*(file.names for file in self.files))
 
-    def read(self, columns: list[str], wanted: RowFilter) -> pa.Table:
-        """The wanted rows, in the order of recording."""
+    def read(self, columns: list[str], row_filter: RowFilter) -> pa.Table:
+        """The selected rows, in the order of recording."""
         try:
-            return self._read(columns, wanted)
-        except FileNotFoundError:  # a compaction ended since the look, or somebody deleted a part
+            return self._read(columns, row_filter)
+        except FileNotFoundError:  # a compaction ended since the look, or a part was deleted
             if self.again is None:
                 raise
-            return self.again().read(columns, wanted)
+            return self.again().read(columns, row_filter)
 
-    def _read(self, columns: list[str], wanted: RowFilter) -> pa.Table:
-        tasks = [task for part in self.parts for task in part.tasks(columns, wanted)]
-        is_there = all(part.is_cached(columns, wanted) for part in self.parts)
+    def _read(self, columns: list[str], row_filter: RowFilter) -> pa.Table:
+        tasks = [task for part in self.parts for task in part.tasks(columns, row_filter)]
+        is_there = all(part.is_cached(columns, row_filter) for part in self.parts)
         done = [task() for task in tasks] if is_there else in_threads(lambda task: task(), tasks)
-        found = [table for tables in done for table in tables]
+        read = [table for tables in done for table in tables]
         for segment in self.segments:
             _used(segment)
-            found.extend(segment.read(columns, wanted))
-        if not found:
+            read.extend(segment.read(columns, row_filter))
+        if not read:
             schema = pa.schema([SCHEMA[self.table].field(name) for name in columns])
             return pa.Table.from_batches([], schema)
-        return pa.concat_tables(found)
+        return pa.concat_tables(read)
 
-    def pieces(self, wanted: RowFilter) -> list[TableSource]:
-        """The pieces of the files that may hold a wanted row, in the order of recording."""
-        found = [TableSource(part, group) for part in self.parts for group in part.groups(wanted)]
-        return found + [TableSource(segment, 0) for segment in self.segments if segment.rows]
+    def pieces(self, row_filter: RowFilter) -> list[TableSource]:
+        """The pieces of the files that may hold a selected row, in the order of recording."""
+        pieces = [TableSource(part, group) for part in self.parts for group in part.groups(row_filter)]
+        return pieces + [TableSource(segment, 0) for segment in self.segments if segment.rows]
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +187,7 @@ class RunFiles:
         self._live = Live()
         self._one_look = threading.Lock()  # two looks at once would take in a batch twice
         self._live_stamp: tuple[int, ...] = ()
-        self._looked: set[str] = set()  # tables of which anything was asked
+        self._looked: set[str] = set()  # tables that were read
 
     def sources(self, table: str) -> Sources:
         """The files of a table as they are now; while it looks, a compaction may end and move rows."""
@@ -196,11 +196,11 @@ class RunFiles:
             before = self.live()
             try:
                 with self._one_look:
-                    found = self._opened(table, before, give_up=attempt > 1)
+                    sources = self._opened(table, before, give_up=attempt > 1)
             except FileNotFoundError:
                 continue
             if self.live().generation == before.generation:
-                return found
+                return sources
         raise FormatError(f"{self.folder} is compacted faster than it can be read. Try again.")
 
     def live(self) -> Live:
@@ -233,16 +233,16 @@ class RunFiles:
 
     def problems(self) -> list[str]:
         """A sentence for all that is damaged or missing of the tables that were looked at, and of the sessions."""
-        sessions, found = read_sessions(self.folder, self._run)  # before the segments: what is closed grows no more
+        sessions, problems = read_sessions(self.folder, self._run)  # before the segments: what is closed grows no more
         live = self.live()
-        found += [f"{self.folder / LIVE} names a table {name!r} that is not known." for name in live.unknown]
+        problems += [f"{self.folder / LIVE} names a table {name!r} that is not known." for name in live.unknown]
         graph = has_graph(sessions, self.folder)
-        found += [] if graph is None else [graph]
+        problems += [] if graph is None else [graph]
         for table in sorted(self._looked):
             sources = self.sources(table)
-            found += sources.problems
-            found += _unaccounted(sources, sessions, self.live().of(table).compacted)
-        return found
+            problems += sources.problems
+            problems += _unaccounted(sources, sessions, self.live().of(table).compacted)
+        return problems
 
     def _opened(self, table: str, live: Live, *, give_up: bool) -> Sources:
         """The files of a table. A part that is not there is a reason to look again, until that is given up."""

@@ -76,9 +76,9 @@ def operations_file(operations: Sequence[Operation], frames: dict[StackFrame, in
     return bytes(sink.getvalue())
 
 
-def _common(found: Iterable[object]) -> pa.DictionaryArray:
+def _common(values: Iterable[object]) -> pa.DictionaryArray:
     known: dict[str, int] = {}
-    at = [known.setdefault(json_text(value), len(known)) for value in found]
+    at = [known.setdefault(json_text(value), len(known)) for value in values]
     return pa.DictionaryArray.from_arrays(numbers(np.array(at, np.int32)), texts(list(known)))
 
 

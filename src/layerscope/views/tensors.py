@@ -106,7 +106,7 @@ def tensor_panel(
     return TensorPanel(
         run=chosen.run,
         problem="",
-        told=found.told,
+        told=found.differences,
         type=choices.type,
         step_type=chosen.type,
         step=chosen.step,

@@ -15,7 +15,7 @@ from starlette.routing import Route
 
 from layerscope.errors import LayerscopeError, SelectError
 from layerscope.model.records import Dependencies, Ints, TensorType
-from layerscope.query.tensor_query import ResolvedQuery, TensorQuery, found
+from layerscope.query.tensor_query import ResolvedQuery, TensorQuery, resolve_query
 from layerscope.server.catalogue import Catalogue
 from layerscope.server.query_params import FARTHEST_STEP, integer, runs_of, screen_of, share
 from layerscope.server.routes.custom_view import OwnView
@@ -176,7 +176,7 @@ class Tensors:
         own = self._own_view()
         opened = self._catalogue.open(names[0])
         with opened.lock:
-            there = found(opened.named(), names[0], wish_of(request))
+            there = resolve_query(opened.named(), names[0], wish_of(request))
             path = opened.reader.folder
         if there is None:
             raise HTTPException(404, NOTHING_NAMED)
@@ -202,7 +202,7 @@ class Tensors:
         for name in names[:panels]:
             opened = self._catalogue.open(name)
             with opened.lock:
-                there = found(opened.named(), name, wish)
+                there = resolve_query(opened.named(), name, wish)
                 if there is None:
                     runs.append(no_samples(name, NOTHING_NAMED))
                     continue
@@ -217,7 +217,7 @@ class Tensors:
         try:
             opened = self._catalogue.open(name)
             with opened.lock:
-                there = found(opened.named(), name, wish)
+                there = resolve_query(opened.named(), name, wish)
             if there is None:
                 raise SelectError(NOTHING_NAMED)
             places = self._places.of(there.graph, narrow=panels > 1) if panels else None
