@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from layerscope.capture.core.named_tensors import Detail
     from layerscope.capture.core.recorder import Recorder
     from layerscope.capture.core.schedule import Every, Schedule
-    from layerscope.capture.torch.summarizer import StatisticsFunction, SummaryOptions
+    from layerscope.capture.core.summarizer import StatisticsFunction, SummaryOptions
     from layerscope.capture.torch.targets import Choices, WatchSelection
     from layerscope.runs import Run
     from layerscope.store.writer import FolderSink
@@ -79,7 +79,7 @@ def watch(  # noqa: PLR0913  the one verb that takes everything about a recordin
     _need_torch("watch()")
     from layerscope.capture.core.named_tensors import Detail
     from layerscope.capture.core.schedule import schedule_of
-    from layerscope.capture.torch.summarizer import SummaryOptions
+    from layerscope.capture.core.summarizer import SummaryOptions
     from layerscope.capture.torch.targets import choose
 
     selection = choose(model, optimizer, kinds, sites, exclude)

@@ -233,7 +233,7 @@ def test_a_tensor_that_cannot_be_read_is_named_once_and_left_out() -> None:
 def test_a_bug_in_a_listener_is_reported_once_and_does_not_reach_the_training(monkeypatch: pytest.MonkeyPatch) -> None:
     model = Mlp()
     sink, run = watching(model)
-    monkeypatch.setattr("layerscope.capture.torch.forwards.tensors_in", lambda *a: 1 / 0)
+    monkeypatch.setattr("layerscope.capture.core.framework.tensors_in", lambda *a: 1 / 0)
     with run:
         with pytest.warns(UserWarning, match="ZeroDivisionError"):
             model(torch.randn(4, 6))

@@ -100,7 +100,7 @@ def test_resuming_counts_steps_without_metrics_and_takes_a_checkpoints_step(tmp_
 
 def test_a_watch_that_fails_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     threads = threading.active_count()
-    monkeypatch.setattr("layerscope.capture.torch.listener.module_nodes", lambda model: 1 / 0)
+    monkeypatch.setattr("layerscope.capture.torch.targets.module_nodes", lambda model: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         ls.watch(Mlp(), to=tmp_path / "run")
     assert threading.active_count() == threads

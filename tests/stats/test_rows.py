@@ -10,11 +10,13 @@ import pytest
 import torch
 
 import layerscope as ls
+from layerscope.capture.core.named_values import sample_statistics
+from layerscope.capture.torch.framework import TorchFramework
 from layerscope.model.records import SAMPLE_STATISTICS, Floats
 from layerscope.query.named_tensors import statistics_of
 from layerscope.stats import kernel
-from layerscope.stats.torch import sample_statistics
 
+FRAMEWORK = TorchFramework()
 COLUMNS = (1, 3, 8, 1025, 5000)
 
 
@@ -44,7 +46,7 @@ def expected(x: npt.NDArray[np.float32]) -> Floats:
 
 
 def numbers(arena: kernel.RowArena, x: torch.Tensor) -> Floats:
-    first, _ = sample_statistics(arena, x, 0)
+    first, _ = sample_statistics(arena, FRAMEWORK, x, 0)
     return arena.numbers[first : first + len(x)]
 
 
@@ -68,7 +70,7 @@ def test_every_format_has_statistics_of_its_samples(arena: kernel.RowArena, dtyp
 @pytest.mark.parametrize("columns", COLUMNS)
 def test_statistics_over_the_batch_are_those_of_its_samples(arena: kernel.RowArena, columns: int) -> None:
     for x in (holed(columns), holed(columns)[:1], np.zeros((3, 0), np.float32)):
-        first, batch = sample_statistics(arena, torch.from_numpy(x), 0)
+        first, batch = sample_statistics(arena, FRAMEWORK, torch.from_numpy(x), 0)
         each = arena.numbers[first : first + len(x)]
         over = np.stack((each.mean(0), each.std(0), np.abs(each).max(0)), 1).ravel()
         assert np.allclose(arena.over[batch], over, rtol=1e-12, equal_nan=True)
@@ -76,13 +78,13 @@ def test_statistics_over_the_batch_are_those_of_its_samples(arena: kernel.RowAre
 
 def test_the_arena_keeps_what_it_has_when_it_grows_and_forgets_it_when_it_starts_over(arena: kernel.RowArena) -> None:
     x = torch.randn(40, 3)
-    found = [sample_statistics(arena, x * place, 0) for place in range(200)]
+    found = [sample_statistics(arena, FRAMEWORK, x * place, 0) for place in range(200)]
     for place, (first, batch) in enumerate(found):
         sizes = (x.double() * place).abs().amax(1).numpy()
         assert np.allclose(arena.numbers[first : first + 40, -1], sizes, rtol=1e-6)
         assert arena.over[batch, -1] == pytest.approx(sizes.max(), rel=1e-6)
     arena.start_over()
-    assert sample_statistics(arena, x, 0) == (0, 0)
+    assert sample_statistics(arena, FRAMEWORK, x, 0) == (0, 0)
 
 
 def test_a_sample_with_a_nan_has_the_same_statistics_at_every_depth(tmp_path: Path) -> None:

@@ -15,9 +15,8 @@ import torch
 from torch.nn.parameter import is_lazy
 
 from layerscope.errors import SelectError
-from layerscope.model.number_formats import BYTES, STORED, WORDS
+from layerscope.model.number_formats import BYTES, STORED
 from layerscope.stats import kernel
-from layerscope.stats.kernel import RowArena
 
 #: Complex numbers are summarized by their magnitude.
 _MAGNITUDES = {torch.complex32: torch.complex64, torch.complex64: torch.complex64, torch.complex128: torch.complex128}
@@ -91,21 +90,6 @@ def add_many(arena: kernel.Arena, tensors: Sequence[torch.Tensor]) -> tuple[list
     return [apart[i] if i in apart else next(following) for i in range(len(tensors))], errors
 
 
-def sample_statistics(arena: RowArena, tensor: torch.Tensor, batch_dim: int) -> tuple[int, int]:
-    """Add statistics of the samples and the batch; returns their indices. Complex numbers count by magnitude."""
-    samples = tensor.shape[batch_dim]
-    place = in_place(tensor) if batch_dim == 0 else None
-    if place is None or place[2] & 255 >= len(WORDS):
-        with torch.no_grad():
-            tensor = tensor.detach().movedim(batch_dim, 0)
-            tensor = (tensor.abs() if tensor.is_complex() else tensor).cpu()
-            tensor = tensor if _NUMBER.get(tensor.dtype, 255) & 255 < len(WORDS) else tensor.float()
-            tensor = tensor.contiguous().resolve_neg()
-        place = [tensor.data_ptr(), tensor.numel(), _NUMBER[tensor.dtype]]
-    address, count, number = place
-    return arena.add(address, count, number, samples)
-
-
 def largest_singular_value(matrix: torch.Tensor) -> float:
     """Largest singular value of a real or complex matrix; NaN if an element is not finite."""
     with torch.no_grad():
@@ -159,9 +143,9 @@ def thinned(tensor: torch.Tensor, most: int) -> torch.Tensor:
     return tensor.detach().as_strided((count,), (1,), tensor.storage_offset())[::distance]
 
 
-def threads_for(largest: int) -> int:
-    """Number of threads for tensors of up to `largest` elements: that of torch, up to a limit."""
-    return 1 if largest < kernel.LARGE else min(torch.get_num_threads(), _MOST_THREADS)
+def threads_for(elements: int) -> int:
+    """Number of threads for tensors of so many elements: that of torch, up to a limit."""
+    return 1 if elements < kernel.LARGE else min(torch.get_num_threads(), _MOST_THREADS)
 
 
 def in_place(tensor: torch.Tensor) -> list[int] | None:
@@ -212,12 +196,12 @@ def _readable(tensor: torch.Tensor) -> tuple[torch.Tensor, int]:
         if tensor.dtype in _ONE_BYTE:
             tensor = tensor.view(torch.uint8)  # can be copied on every device
         tensor = tensor.cpu().resolve_neg()
-        return (tensor if not tensor.is_nested and _is_dense(tensor) else tensor.contiguous()), number
+        return (tensor if _is_dense(tensor) else tensor.contiguous()), number
 
 
 def _distinct(tensor: torch.Tensor) -> tuple[torch.Tensor, int]:
     """The tensor without its broadcast dimensions, and how often each remaining element occurs."""
-    if tensor.is_nested or 0 not in tensor.stride() or tensor.numel() == 0:
+    if 0 not in tensor.stride() or tensor.numel() == 0:
         return tensor, 1
     with torch.no_grad():
         once = tensor.detach()
@@ -251,6 +235,8 @@ def _refuse_oversized(tensor: torch.Tensor) -> None:
 
 def _refuse(tensor: torch.Tensor) -> None:
     """Raise if the tensor cannot be summarized."""
+    if tensor.is_nested:  # torch stops at the question for its shape
+        raise SelectError("A nested tensor has no one shape. Record its `.to_padded_tensor(0.0)`.")
     if tensor.layout is not torch.strided:
         raise SelectError(
             f"A tensor of layout {tensor.layout} cannot be summarized. Record its `.to_dense()`, or its `.values()`."

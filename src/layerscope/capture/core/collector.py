@@ -107,7 +107,7 @@ class Collector:
             self._phases[number] = _scaled_at(identity)
         return number
 
-    def add_extra(self, row: int, name: str, value: float) -> None:
+    def add_custom(self, row: int, name: str, value: float) -> None:
         """Keep a number that a summary does not hold with the tensor of the row."""
         with self._lock:
             self._custom.setdefault(row, {})[name] = value

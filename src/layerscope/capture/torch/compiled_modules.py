@@ -24,7 +24,7 @@ from layerscope.capture.torch.tensor_tree import inputs_in, tensors_in
 
 
 class CompiledListener(Protocol):
-    """Who listens to the calls of modules."""
+    """Reads the calls of modules."""
 
     def enter(self, module: nn.Module, args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
         """A module is about to be called."""
@@ -34,7 +34,7 @@ class CompiledListener(Protocol):
         """A module was called."""
         ...
 
-    def told(self, module: nn.Module, port: str, tensor: Tensor) -> None:
+    def read_compiled(self, module: nn.Module, port: str, tensor: Tensor) -> None:
         """A module in a compiled region took or gave a tensor."""
         ...
 
@@ -62,7 +62,7 @@ class CompiledModules:
     ) -> None:
         self.recorded = False
         self.inputs = inputs
-        self.told = False  # whether a compiled region has told of anything
+        self.has_reported = False  # whether a compiled region has reported anything
         self.beginnings = weakref.WeakSet(beginnings)
         self._heard = heard
         self._notice = notice
@@ -72,7 +72,7 @@ class CompiledModules:
         for module in modules:
             number = next(_numbers)
             self._numbers.append(number)
-            _told_by[number] = (weakref.ref(module), self._hear)
+            _reports[number] = (weakref.ref(module), self._hear)
             hook = _HookOutside if module in beginnings and _is_outside(module) else Hook
             self._handles += [
                 module.register_forward_pre_hook(hook(partial(self._before, number)), with_kwargs=True),
@@ -83,7 +83,7 @@ class CompiledModules:
         """Take the hooks away; regions compiled with them say nothing any more."""
         self.recorded = False
         for number in self._numbers:
-            _told_by.pop(number, None)
+            _reports.pop(number, None)
         while self._handles:
             self._handles.pop().remove()
 
@@ -108,9 +108,9 @@ class CompiledModules:
                 _tell(tensor.detach(), _NOTHING, number, port)
 
     def _hear(self, module: nn.Module, port: str, tensor: Tensor) -> None:
-        self.told = True
+        self.has_reported = True
         if self.recorded:
-            self._heard.told(module, port, tensor)
+            self._heard.read_compiled(module, port, tensor)
 
 
 def _is_outside(module: nn.Module) -> bool:
@@ -124,13 +124,13 @@ def _is_outside(module: nn.Module) -> bool:
 
 
 _numbers = itertools.count()
-_told_by: dict[int, tuple[weakref.ref[nn.Module], Callable[[nn.Module, str, Tensor], None]]] = {}
+_reports: dict[int, tuple[weakref.ref[nn.Module], Callable[[nn.Module, str, Tensor], None]]] = {}
 _NOTHING = torch.zeros(1, dtype=torch.uint8)  # said to be written: an operator that writes nothing is left out
 
 
 @torch.library.custom_op("layerscope::tell", mutates_args=("nothing",))
 def _tell(tensor: Tensor, nothing: Tensor, number: int, port: str) -> None:
-    ref, hear = _told_by.get(number, (None, None))
+    ref, hear = _reports.get(number, (None, None))
     module = None if ref is None else ref()
     if module is not None and hear is not None:
         hear(module, port, tensor)

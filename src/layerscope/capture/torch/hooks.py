@@ -1,21 +1,24 @@
-"""Hooks that do not survive copy or pickle, and the guard that keeps our errors out of the training."""
+"""Hooks on modules, which do not survive copy or pickle."""
 
 from __future__ import annotations
 
 import gc
 import sys
-import time
-import warnings
+import threading
+import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack, nullcontext
-from typing import ParamSpec
+from types import FrameType
 
 import torch
 from torch import nn
-from torch.utils._python_dispatch import _disable_current_modes as _no_dispatch_mode
+from torch.utils.hooks import RemovableHandle
 
-from layerscope.errors import LayerscopeWarning
+from layerscope.capture.core.contexts import Evaluations
+from layerscope.capture.core.forwards import Call, Forwards, LateHooks
+from layerscope.capture.torch.framework import is_recorded_by_others
+from layerscope.capture.torch.trace.module_calls import switchboard
 
 _COMPILER = "torch._dynamo.eval_frame"
 
@@ -69,54 +72,86 @@ def is_wrapper(module: nn.Module) -> bool:
     return type(module).__name__ == "OptimizedModule" and type(module).__module__ == _COMPILER
 
 
-def is_recorded_by_others() -> bool:
-    """Whether a compiler or `torch.jit.trace` records what is computed now, and must not find our operations in it."""
-    return torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None
+class IdleHook(Hook):
+    """The one hook that stays on a model in steps that are not recorded, to see when an evaluation begins."""
+
+    def __init__(self, evaluations: Evaluations, listen: Callable[..., None]) -> None:
+        super().__init__(listen)
+        self._evaluations = evaluations
+
+    def __call__(self, module: nn.Module, args: object) -> None:  # type: ignore[override]  # as torch calls it
+        """Pass a call in evaluation mode on, if it is to be recorded; it takes about a microsecond if not."""
+        if self._evaluations.awaits(module) and not is_recorded_by_others():
+            self._listen(module, args)
 
 
-P = ParamSpec("P")
-_BEFORE_US = 4.0  # about what a hook costs before it reaches us: torch leaves its quick path for it
-_modes = torch._C._len_torch_dispatch_stack
+class ModuleHooks(LateHooks):
+    """torch's hooks of a recorded step, by which modules are read; and hooks of ours behind the user's own."""
 
+    def __init__(self, forwards: Forwards) -> None:
+        self._forwards = forwards
+        self._lock = threading.Lock()
+        self._behind: dict[nn.Module, tuple[RemovableHandle, int]] = {}  # and how many calls in progress wait for it
+        self._changing = weakref.WeakSet[nn.Module]()  # whose own hooks may change what goes in
+        forwards.late = self
 
-class ListenerGuard:
-    """Runs what a listener does. Its first failure is reported, and ends the listening."""
+    def put(self, hooks: ExitStack) -> None:
+        """Put the hooks in place, until the stack is closed."""
+        self._changing = weakref.WeakSet(
+            module
+            for module in self._forwards.read
+            if any(type(hook) is not IdleHook for hook in module._forward_pre_hooks.values())
+        )
+        switchboard.connect(self, everywhere=True)
+        hooks.callback(switchboard.disconnect, self)
+        for module in self._changing:
+            handle = module.register_forward_pre_hook(Hook(self._behind_pre_hooks), with_kwargs=True)
+            hooks.callback(handle.remove)
 
-    def __init__(self, report: Callable[[str], None], stop: Callable[[], None]) -> None:
-        self.failed = False
-        self.spent_s = 0.0
-        self.calls = 0  # of hooks, since the last time that was asked
-        self._report = report
-        self._stop = stop
+    def start_over(self) -> None:
+        """Forget the step."""
+        while self._behind:
+            self._behind.popitem()[1][0].remove()
 
-    def run(self, listen: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> None:
-        """Call the function, unless an earlier one failed."""
-        if self.failed:
-            return
-        began = time.perf_counter()
-        self.calls += 1
-        try:
-            # Our look at a tensor is no operation of the user's: nobody's mode hears of it.
-            with torch._C.DisableTorchFunction():
-                if not _modes():
-                    listen(*args, **kwargs)
+    def before_module(self, module: nn.Module, args: tuple[object, ...], frame: FrameType) -> None:
+        """A module is about to be called."""
+        if torch._C._get_tracing_state() is None:
+            self._forwards.before(module, args, frame)
+
+    def after_module(self, module: nn.Module, result: object, frame: FrameType) -> None:
+        """A module was called; the result is None when it raised."""
+        if torch._C._get_tracing_state() is None:
+            self._forwards.after(module, result)
+
+    def change_inputs(self, module: nn.Module) -> bool:
+        """Whether the module's hooks may change what goes in."""
+        return module in self._changing
+
+    def change_outputs(self, module: nn.Module) -> bool:
+        """Whether the module's hooks may change what comes out."""
+        return self._forwards.has_graph and bool(module._forward_hooks)
+
+    def wait(self, call: Call) -> None:
+        """Have a hook of ours run behind the module's own when this call ends."""
+        with self._lock:
+            handle, waiting = self._behind.get(call.module, (None, 0))
+            handle = handle or call.module.register_forward_hook(Hook(self._behind_hooks))
+            self._behind[call.module] = handle, waiting + 1
+
+    def leave(self, call: Call) -> None:
+        """Take that hook away, unless another call waits for it."""
+        with self._lock:
+            if call.module in self._behind:
+                handle, waiting = self._behind.pop(call.module)
+                if waiting > 1:
+                    self._behind[call.module] = handle, waiting - 1
                 else:
-                    with _no_dispatch_mode():
-                        listen(*args, **kwargs)
-        except Exception as error:  # noqa: BLE001  a bug of ours must not stop somebody's training
-            self._fail(error)
-        finally:
-            self.spent_s += time.perf_counter() - began
+                    handle.remove()
 
-    def taken_s(self) -> float:
-        """Seconds spent since the last time this was asked."""
-        spent, self.spent_s = self.spent_s + self.calls * _BEFORE_US * 1e-6, 0.0
-        self.calls = 0
-        return spent
+    def _behind_pre_hooks(self, module: nn.Module, args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
+        if not is_recorded_by_others():
+            self._forwards.read_inputs(module, args, kwargs)
 
-    def _fail(self, error: Exception) -> None:
-        self.failed = True
-        self._stop()
-        text = f"layerscope stopped listening after {type(error).__name__}: {error}. The training goes on unrecorded."
-        self._report(text)
-        warnings.warn(text, LayerscopeWarning, stacklevel=3)
+    def _behind_hooks(self, module: nn.Module, args: object, output: object) -> None:
+        if module in self._behind and not is_recorded_by_others():
+            self._forwards.leave_late(module, output)

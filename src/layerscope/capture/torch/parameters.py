@@ -20,9 +20,10 @@ from torch.nn import UninitializedBuffer, UninitializedParameter
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
-from layerscope.capture.torch.hooks import ListenerGuard
-from layerscope.capture.torch.summarizer import SeriesKey, Summarizer
-from layerscope.capture.torch.targets import Targets, WatchSelection
+from layerscope.capture.core.framework import Targets
+from layerscope.capture.core.guard import ListenerGuard
+from layerscope.capture.core.summarizer import SeriesKey, Summarizer
+from layerscope.capture.torch.targets import WatchSelection
 from layerscope.capture.torch.tensor_tree import local_part, tensors_in
 from layerscope.model.records import UPDATE_RATIO, Kind, Mode, Phase
 from layerscope.stats.torch import is_wrapper
@@ -112,12 +113,12 @@ class Parameters:
 
     def __init__(
         self,
-        intake: Summarizer,
+        summarizer: Summarizer,
         guard: ListenerGuard,
         selection: WatchSelection,
         before_step: Callable[[], None] = lambda: None,
     ) -> None:
-        self._intake = intake
+        self._summarizer = summarizer
         self._guard = guard
         self._selection = selection
         self._tell_step = before_step
@@ -185,13 +186,13 @@ class Parameters:
             gradient = self._held.get(parameter) if parameter.grad is None else parameter.grad
             if Kind.WEIGHT_GRAD in kinds and parameter not in self.graded and gradient is not None:
                 self.graded.add(parameter)
-                those.append((gradient, _places(names, Kind.WEIGHT_GRAD, Phase.STEP)))
+                those.append((gradient, _keys(names, Kind.WEIGHT_GRAD, Phase.STEP)))
             if Kind.WEIGHT in kinds:
-                those.append((parameter, _places(names, Kind.WEIGHT, Phase.STEP)))
+                those.append((parameter, _keys(names, Kind.WEIGHT, Phase.STEP)))
         for buffer, names in self._targets.buffers.items() if Kind.BUFFER in kinds else ():
             if not isinstance(buffer, UninitializedBuffer):
-                those.append((buffer, _places(names, Kind.BUFFER, Phase.STEP)))
-        self._intake.add_all(those)
+                those.append((buffer, _keys(names, Kind.BUFFER, Phase.STEP)))
+        self._summarizer.add_all(those)
 
     def _hold(self, parameter: Tensor) -> None:
         if not self._guard.failed:
@@ -240,10 +241,10 @@ class Parameters:
         self.stepped = self.trained = True
         if self._targets.kinds & APPLIED_KINDS:
             applied = [found for parameter in mine for found in self._applied(parameter, optimizer)]
-            rows = self._intake.add_all([(tensor, places) for tensor, places, _ in applied])
+            rows = self._summarizer.add_all([(tensor, keys) for tensor, keys, _ in applied])
             for row, (_, _, ratio) in zip(rows, applied, strict=True):
                 if row is not None and ratio is not None:
-                    self._intake.collector.add_extra(row, UPDATE_RATIO, ratio)
+                    self._summarizer.collector.add_custom(row, UPDATE_RATIO, ratio)
         self._before.clear()
         for parameter in mine:
             self._held.pop(parameter, None)
@@ -255,22 +256,22 @@ class Parameters:
         kinds, names, gradient = self._targets.kinds, self._targets.parameters[parameter], parameter.grad
         if Kind.WEIGHT_GRAD in kinds and gradient is not None:
             self.graded.add(parameter)
-            yield gradient, _places(names, Kind.WEIGHT_GRAD), None
+            yield gradient, _keys(names, Kind.WEIGHT_GRAD), None
         if Kind.UPDATE in kinds and gradient is not None and parameter in self._before:
             part, local = local_part(parameter)
             update, ratio = _update(part, self._before[parameter])
-            yield update, [place._replace(local=local) for place in _places(names, Kind.UPDATE)], ratio
+            yield update, [key._replace(local=local) for key in _keys(names, Kind.UPDATE)], ratio
         if Kind.OPTIMIZER in kinds:
             state = {key: value for key, value in optimizer.state.get(parameter, {}).items() if key != _COUNT}
             for port, tensor in tensors_in(state, "state"):
-                yield tensor, [place._replace(port=port) for place in _places(names, Kind.OPTIMIZER)], None
+                yield tensor, [key._replace(port=port) for key in _keys(names, Kind.OPTIMIZER)], None
 
     def _parameters_of(self, optimizer: Optimizer) -> Iterable[Tensor]:
         chosen = self._targets.parameters
         return (parameter for group in optimizer.param_groups for parameter in group["params"] if parameter in chosen)
 
 
-def _places(names: Iterable[str], kind: Kind, phase: Phase = Phase.OPTIMIZER) -> list[SeriesKey]:
+def _keys(names: Iterable[str], kind: Kind, phase: Phase = Phase.OPTIMIZER) -> list[SeriesKey]:
     return [SeriesKey(name, kind.value, kind, Mode.TRAIN, phase) for name in names]
 
 

@@ -6,12 +6,12 @@ import re
 import warnings
 import weakref
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 
 from torch import Tensor, nn
 from torch.nn import UninitializedParameter
 from torch.optim import Optimizer
 
+from layerscope.capture.core.framework import Targets
 from layerscope.capture.torch.hooks import is_wrapper
 from layerscope.errors import LayerscopeWarning, SelectError
 from layerscope.model.patterns import ROOT, listed, selected, unmatched
@@ -20,26 +20,6 @@ from layerscope.model.records import Kind, ModuleNode
 Choice = str | re.Pattern[str] | type[nn.Module]
 Choices = Choice | Iterable[Choice] | None
 OF_PARAMETERS = frozenset((Kind.WEIGHT, Kind.WEIGHT_GRAD, Kind.UPDATE, Kind.OPTIMIZER))
-
-
-def numbered(name: str, count: int) -> str:
-    """The site of a call: the name alone for the first, `name#2` for the second."""
-    return name if count == 1 else f"{name}#{count}"
-
-
-@dataclass(frozen=True, slots=True)
-class Targets:
-    """What is listened to: modules by their paths, parameters and buffers by their names, and the kinds of tensor.
-
-    The mappings from modules are weak: a recorder does not keep its model alive.
-    """
-
-    members: Mapping[nn.Module, str]  # every module of the model, selected or not
-    modules: Mapping[nn.Module, str]
-    parameters: Mapping[Tensor, tuple[str, ...]]  # one that modules share has several names
-    buffers: Mapping[Tensor, tuple[str, ...]]
-    kinds: frozenset[Kind]
-    roots: Mapping[nn.Module, str]  # of all modules, those whose forwards are those of the model
 
 
 class WatchSelection:
@@ -88,6 +68,14 @@ class WatchSelection:
         """Whether the model, or any of several, is in training mode."""
         roots = () if self._targets is None else self._targets.roots
         return any(root.training for root in roots) if roots else self.model.training
+
+    def named_parameters(self) -> Iterable[tuple[str, Tensor]]:
+        """All parameters of the model, each once."""
+        return self.model.named_parameters()
+
+    def module_nodes(self) -> tuple[ModuleNode, ...]:
+        """The modules in the order of registration."""
+        return module_nodes(self.model)
 
     def targets(self) -> Targets:
         """The modules, parameters and buffers as they are now."""

@@ -4,32 +4,26 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import fields, is_dataclass
 from types import NoneType
 
 import torch
 from torch import Tensor
+from torch.nn.parameter import is_lazy
 
+from layerscope.capture.core import framework
+from layerscope.capture.core.framework import Port
 from layerscope.stats.torch import is_wrapper
 
 _PLAIN = frozenset((NoneType, bool, int, float, str))
-DEEPEST = 8  # a structure nested deeper than this is a graph of objects, not a result
 
 
-def tensors_in(value: object, port: str, depth: int = 0) -> Iterator[tuple[str, Tensor]]:
-    """Every tensor in nested dicts, lists, tuples and dataclasses, with its port; a bare tensor is number 0.
-
-    Other objects are passed over, None included.
-    """
-    if isinstance(value, Tensor):
-        yield (f"{port}.0" if depth == 0 else port), value
-    elif depth < DEEPEST:
-        for key, item in _items(value):
-            yield from tensors_in(item, f"{port}.{key}", depth + 1)
+def tensors_in(value: object, port: str) -> Iterator[Port]:
+    """Every tensor in a module's result, by its port."""
+    return framework.tensors_in(value, port, Tensor)
 
 
-def inputs_in(args: tuple[object, ...], kwargs: Mapping[str, object]) -> Iterator[tuple[str, Tensor]]:
-    """Every tensor that a call takes, with its port: `input.0`, or `input.mask` for a keyword."""
+def inputs_in(args: tuple[object, ...], kwargs: Mapping[str, object]) -> Iterator[Port]:
+    """Every tensor that a call takes, by its port: `input.0`, or `input.mask` for a keyword."""
     yield from tensors_in(args, "input")
     yield from tensors_in(dict(kwargs), "input")
 
@@ -50,19 +44,11 @@ def gather(value: object, found: list[Tensor]) -> list[Tensor]:
     return found
 
 
-def _items(value: object) -> Iterator[tuple[object, object]]:
-    if isinstance(value, Mapping):
-        yield from value.items()
-    elif isinstance(value, (list, tuple)):
-        yield from enumerate(value)
-    elif is_dataclass(value) and not isinstance(value, type):
-        for field in fields(value):
-            yield field.name, getattr(value, field.name, None)  # a field may never have been set
-
-
 def shape_of(tensor: Tensor) -> tuple[int, ...]:
-    """The shape in plain whole numbers; of a nested tensor, a dimension of varying size is −1."""
-    return shape_of_nested(tensor) if tensor.is_nested else tuple(tensor.shape)
+    """The shape in plain whole numbers; of a nested tensor, a dimension of varying size is −1; of a lazy one, none."""
+    if tensor.is_nested:
+        return shape_of_nested(tensor)
+    return () if is_lazy(tensor) else tuple(tensor.shape)
 
 
 def shape_of_nested(tensor: Tensor) -> tuple[int, ...]:

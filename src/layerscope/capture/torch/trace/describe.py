@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from layerscope.capture.torch.trace.arguments import HOLE, POSITIONS, holes
 from layerscope.capture.torch.trace.functions import writes_first
-from layerscope.capture.torch.trace.module_calls import Frames, ModuleCall
+from layerscope.capture.torch.trace.module_calls import Frames, OpModuleCall
 from layerscope.capture.torch.trace.op_graph import Nodes, Row, pairs
 from layerscope.capture.torch.trace.tracer import Tracer
 from layerscope.model.trace_record import (
@@ -300,7 +300,7 @@ def _sites(nodes: Nodes) -> list[int]:
     return found
 
 
-def _call(call: ModuleCall, classes: Mapping[str, str]) -> ModuleCallRecord:
+def _call(call: OpModuleCall, classes: Mapping[str, str]) -> ModuleCallRecord:
     return ModuleCallRecord(
         path=call.path,
         number=call.number,

@@ -13,6 +13,8 @@ from torch import nn
 from torch.compiler import is_compiling
 from torch.nn.modules import module as torch_module
 
+from layerscope.capture.core.calls import ModuleCall
+
 #: torch numbers hooks as they come, none negative. With a new number each time, compiled code is compiled again.
 _NUMBER = -1
 _GLOBAL_HOOKS: tuple[dict[int, Any], ...] = (
@@ -25,30 +27,20 @@ _ANNOYANCE = r"Using `torch.compile\(module\)` when there are global hooks"  # o
 Frames = tuple[CodeType | int, ...]  # code, last instruction, code, last instruction …; innermost first
 
 
-class ModuleCall:
-    """One call of one module while the pass runs."""
+class OpModuleCall(ModuleCall):
+    """One call of one module while its operations are traced."""
 
     __slots__ = (
-        "began",
-        "elapsed_s",
-        "entry",
-        "first_node",
-        "frames",
-        "index",
-        "inputs",
-        "number",
-        "outputs",
-        "parent",
-        "path",
-        "training",
+        *("began", "elapsed_s", "entry", "first_node", "frames"),
+        *("index", "inputs", "outputs", "training"),
     )
 
-    def __init__(self, path: str, number: int, parent: ModuleCall | None, *, training: bool) -> None:
-        self.path = path
+    parent: OpModuleCall | None
+
+    def __init__(self, module: nn.Module | None, path: str, number: int, parent: OpModuleCall | None) -> None:
+        super().__init__(None, path, number, parent)  # a trace does not keep its model alive
         self.index = 0  # among the calls of the pass
-        self.number = number  # 1 for the first call of this module in the pass
-        self.parent = parent
-        self.training = training
+        self.training = module is not None and module.training
         self.entry: FrameType | None = None  # where the module's forward was called, while it runs
         self.frames: Frames = ()
         self.first_node = 0  # nodes there were when it began
@@ -59,16 +51,16 @@ class ModuleCall:
 
 def frames_between(frame: FrameType | None, entry: FrameType | None) -> Frames:
     """The frames from here to the forward of the module around."""
-    found: list[CodeType | int] = []
+    frames: list[CodeType | int] = []
     while frame is not None and frame is not entry:
-        found.append(frame.f_code)
-        found.append(frame.f_lasti)
+        frames.append(frame.f_code)
+        frames.append(frame.f_lasti)
         frame = frame.f_back
-    return tuple(found)
+    return tuple(frames)
 
 
 class ModuleCallListener(Protocol):
-    """Wants to know when modules are called on its thread."""
+    """Is called when modules are."""
 
     def before_module(self, module: nn.Module, args: tuple[Any, ...], frame: FrameType) -> None:
         """A module is about to be called."""
@@ -80,9 +72,10 @@ class ModuleCallListener(Protocol):
 
 
 class _Switchboard:
-    """Passes torch's global hooks on to the listeners of the calling thread.
+    """Passes torch's global hooks on to the listeners of all threads, then to those of the calling thread.
 
-    After a call the listeners hear of it in the opposite order, as blocks inside one another must end.
+    After a call the listeners are called in the opposite order, as blocks inside one another must end. Those of one
+    thread are not called while a backward runs: checkpointing then computes a forward again.
     """
 
     def __init__(self) -> None:
@@ -90,11 +83,15 @@ class _Switchboard:
         self._count = 0
         self._hooks = (self._before, self._after)  # one object each, and one number: compiled code asks for both
         self._local = threading.local()
+        self._everywhere: tuple[ModuleCallListener, ...] = ()
 
-    def connect(self, listener: ModuleCallListener) -> None:
-        """Let the listener hear of every module called on this thread."""
-        self._local.listeners = (*self.listeners(), listener)
+    def connect(self, listener: ModuleCallListener, *, everywhere: bool = False) -> None:
+        """Call the listener for every module called on this thread, or on any."""
+        if not everywhere:
+            self._local.listeners = (*self.listeners(), listener)
         with self._lock:
+            if everywhere:
+                self._everywhere = (*self._everywhere, listener)
             self._count += 1
             if self._count == 1:
                 torch_module._global_forward_pre_hooks[_NUMBER], torch_module._global_forward_hooks[_NUMBER] = (
@@ -108,6 +105,7 @@ class _Switchboard:
         """Undo `connect`; the last one takes the hooks away."""
         self._local.listeners = tuple(other for other in self.listeners() if other is not listener)
         with self._lock:
+            self._everywhere = tuple(other for other in self._everywhere if other is not listener)
             self._count -= 1
             if self._count == 0:
                 for hooks in _GLOBAL_HOOKS:
@@ -116,24 +114,26 @@ class _Switchboard:
                     warnings.filters.remove(self._filter)  # type: ignore[attr-defined]  # it is a list
 
     def listeners(self) -> tuple[ModuleCallListener, ...]:
-        """Who wants to hear of the modules of this thread."""
-        found: tuple[ModuleCallListener, ...] = getattr(self._local, "listeners", ())
-        return found
+        """The listeners of this thread alone."""
+        listeners: tuple[ModuleCallListener, ...] = getattr(self._local, "listeners", ())
+        return listeners
+
+    def _called(self) -> tuple[ModuleCallListener, ...]:
+        """Who is called for a module now."""
+        if is_compiling():
+            return ()
+        return self._everywhere + self.listeners() if torch._C._current_graph_task_id() == -1 else self._everywhere
 
     def _before(self, module: nn.Module, args: tuple[Any, ...]) -> None:
-        if is_compiling():
-            return
-        listeners = self.listeners()
-        if listeners and torch._C._current_graph_task_id() == -1:  # else checkpointing computes a forward again
+        listeners = self._called()
+        if listeners:
             frame = sys._getframe(1)
             for listener in listeners:
                 listener.before_module(module, args, frame)
 
     def _after(self, module: nn.Module, args: object, result: object) -> None:
-        if is_compiling():
-            return
-        listeners = self.listeners()
-        if listeners and torch._C._current_graph_task_id() == -1:
+        listeners = self._called()
+        if listeners:
             frame = sys._getframe(1)
             for listener in reversed(listeners):
                 listener.after_module(module, result, frame)

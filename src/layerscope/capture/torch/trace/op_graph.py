@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from layerscope.capture.core.calls import CallStack
 from layerscope.capture.torch.tensor_tree import shape_of_nested
 from layerscope.capture.torch.trace.arguments import HOLE, Found
 from layerscope.capture.torch.trace.functions import Function, FunctionFacts, facts, source
@@ -31,7 +32,7 @@ from layerscope.capture.torch.trace.memory import (
     update,
     version_of,
 )
-from layerscope.capture.torch.trace.module_calls import Frames, ModuleCall
+from layerscope.capture.torch.trace.module_calls import Frames, OpModuleCall
 
 
 class External:
@@ -188,7 +189,7 @@ class OpNode(NamedTuple):
     kwargs: dict[str, Any]
     parents: tuple[int | str, ...]  # argument, node, argument, node …
     externals: tuple[int | str, ...]  # argument, number of a parameter or buffer …
-    module: ModuleCall
+    module: OpModuleCall
     frames: Frames
     elapsed_s: float
     grad_mode: bool
@@ -212,7 +213,7 @@ class Nodes:
 
     def __init__(self) -> None:
         self.rows: list[Row] = []
-        self.calls: list[ModuleCall] = []  # in the order in which they began; the first is the block around
+        self.calls: list[OpModuleCall] = []  # in the order in which they began; the first is the block around
         self.makers: list[Maker] = []
         self._numbers: dict[Maker, int] = {}
 
@@ -245,24 +246,30 @@ class Nodes:
         self.rows[index] = (self.maker(node.facts, node.function), node.args, kwargs, *node[4:6], call, *node[7:])
 
 
-Keep = bool | Callable[[FunctionFacts, ModuleCall], bool]
+Keep = bool | Callable[[FunctionFacts, OpModuleCall], bool]
 Pairs = tuple[int | str, ...]  # argument, number, argument, number …
 
 
 class OpGraph:
     """Nodes, the memory of their tensors, the parameters and buffers, the gradients."""
 
-    def __init__(self, outside: ModuleCall, *, keep: Keep, gradients: bool) -> None:
+    def __init__(self, outside: OpModuleCall, *, keep: Keep, gradients: bool) -> None:
         self.nodes = Nodes()
         self.nodes.calls.append(outside)
         self.memory = SavedValues()
         self.externals = Externals(keep=keep is not False)
         self.gradients = OpGradients()
-        self.module = outside  # the module call in progress
+        self.stack = CallStack[OpModuleCall]()
+        self.stack.enter(outside)
         self.left_torch: int | None = None  # nodes there were when values were first given to numpy or the like
         self._keep = keep
         self._wants_gradients = gradients
         self._borrowed: list[tuple[int, weakref.ref[Tensor], int, int]] = []  # call, tensor, borrower, maker
+
+    @property
+    def module(self) -> OpModuleCall:
+        """The module call in progress; outside of all modules, the block around."""
+        return self.stack.current or self.nodes.calls[0]
 
     def resolve(self, found: Found) -> tuple[Pairs, Pairs]:
         """Which nodes, parameters and buffers the tensors of a call are."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import time
-from collections import Counter
 from types import FrameType
 from typing import Any
 
@@ -15,7 +14,7 @@ from torch.utils.hooks import RemovableHandle
 from layerscope.capture.torch.tensor_tree import gather
 from layerscope.capture.torch.trace.compiled_calls import CompiledCalls, announcer, is_compiled, leave
 from layerscope.capture.torch.trace.functions import Function, may_take_fused_path
-from layerscope.capture.torch.trace.module_calls import ModuleCall, frames_between, switchboard
+from layerscope.capture.torch.trace.module_calls import OpModuleCall, frames_between, switchboard
 from layerscope.capture.torch.trace.op_graph import Keep, OpGraph
 from layerscope.capture.torch.trace.op_recorder import OpRecorder, unwatched
 
@@ -31,7 +30,7 @@ class Tracer:
         self, model: nn.Module | None, *, keep: Keep, gradients: bool = True, open_composites: bool = False
     ) -> None:
         self._options = {"keep": keep, "gradients": gradients, "open_composites": open_composites}
-        outside = ModuleCall("", 0, None, training=False)
+        outside = OpModuleCall(None, "", 0, None)
         self.graph = OpGraph(outside, keep=keep, gradients=gradients)
         self.ops = OpRecorder(self.graph, open_composites=open_composites)
         self.calls = self.graph.nodes.calls
@@ -40,7 +39,6 @@ class Tracer:
         self.model = model
         self.random_state = torch.get_rng_state()
         self._paths: dict[nn.Module, str] = {}
-        self._numbers: Counter[str] = Counter()
         self._closed: Closed | None = None
         self._late: dict[nn.Module, RemovableHandle] = {}
         self._announced: list[nn.Module] = []
@@ -76,7 +74,7 @@ class Tracer:
         self.elapsed_s = time.perf_counter() - self._began
         for call in self.calls:
             call.entry = None
-        self.graph.module = self.calls[0]
+        self.graph.stack.current = self.calls[0]
         self.graph.gradients.let_go()
         while self._late:
             self._late.popitem()[1].remove()
@@ -119,9 +117,8 @@ class Tracer:
         if self._closed is not None or not self.ops.is_looking():
             return
         path = self._path(module)
-        self._numbers[path] += 1
         around = self.graph.module
-        call = ModuleCall(path, self._numbers[path], around, training=module.training)
+        call = OpModuleCall(module, path, self.graph.stack.count(path), around)
         call.frames = frames_between(frame.f_back, around.entry)
         call.entry = frame
         kwargs = frame.f_locals.get("kwargs", {})
@@ -130,7 +127,7 @@ class Tracer:
         with unwatched():
             call.inputs = self._nodes_of((args, kwargs))
         call.first_node = len(self.graph.nodes)
-        self.graph.module = call
+        self.graph.stack.enter(call)
         call.index = len(self.calls)
         self.calls.append(call)
         if (
@@ -172,7 +169,8 @@ class Tracer:
             self.graph.give_back(outputs)
             call.outputs = self._nodes_of(outputs)
         call.entry = None
-        self.graph.module = call.parent or self.calls[0]
+        if call.parent is not None:
+            self.graph.stack.leave()
         if module is self.model and result is not None:
             self.add_outputs(result)
 

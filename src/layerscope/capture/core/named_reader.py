@@ -2,36 +2,63 @@
 
 from __future__ import annotations
 
-import sys
 import threading
-from typing import Any, NamedTuple
+from collections.abc import Iterable
+from typing import Any, NamedTuple, Protocol
 
-import torch
-from torch import Tensor
-from torch.autograd.function import BackwardCFunction
-from torch.autograd.graph import _engine_run_backward
-from torch.nn.parameter import Parameter, is_lazy
-
+from layerscope.capture.core.contexts import Contexts
+from layerscope.capture.core.dependencies import DependencyTracer, NamedSubgraph
+from layerscope.capture.core.framework import Targets, Tensor
+from layerscope.capture.core.gradients import Contributions, GradientReader
+from layerscope.capture.core.guard import ListenerGuard
 from layerscope.capture.core.named_tensors import Detail, KnownDependencies, NamedStep, NamedTensor
-from layerscope.capture.torch.contexts import Contexts
-from layerscope.capture.torch.dependency_tracing import NamedSubgraph, StepTracer
-from layerscope.capture.torch.gradients import Contributions, GradientHooks
-from layerscope.capture.torch.hooks import ListenerGuard, is_recorded_by_others
-from layerscope.capture.torch.named_reader import NamedSeries, NamedSummary, NamedTensorSummarizer, StepRecordBuilder
-from layerscope.capture.torch.summarizer import SeriesKey
-from layerscope.capture.torch.targets import WatchSelection
-from layerscope.capture.torch.tensor_tree import BEFORE_REDUCTION, local_part
+from layerscope.capture.core.named_values import NamedSeries, NamedSummary, NamedTensorSummarizer, StepRecordBuilder
+from layerscope.capture.core.summarizer import SeriesKey
 from layerscope.errors import ArgumentError, StateError
-from layerscope.model.records import Kind, Mode, Phase, Record, call_site, gradient_port
-from layerscope.stats.torch import is_wrapper
+from layerscope.model.records import Kind, Mode, ModuleNode, Phase, Record, call_site, gradient_port
 
-_backward = torch._C._current_graph_task_id  # the one that runs on this thread; -1 for none
-#: The frames of a backward, and of a function in it that Python computes: checkpointing begins a backward there.
-_RUNNING, _OWN_FUNCTION = _engine_run_backward.__code__, BackwardCFunction.apply.__code__
 _SHARDS = (
     "What each loss adds to the gradients of sharded parameters is not recorded: FSDP adds the gradients up elsewhere. "
     "Their gradients of all losses together are."
 )
+
+
+class Selection(Protocol):
+    """What is recorded of a model, looked up anew whenever its modules or parameters were replaced."""
+
+    kinds: frozenset[Kind]
+
+    @property
+    def model(self) -> Any:
+        """The model, as the framework knows it."""
+        ...
+
+    @property
+    def models(self) -> tuple[object, ...]:
+        """The models of the user, which keep the recorder alive until its first step ends."""
+        ...
+
+    @property
+    def is_bare(self) -> bool:
+        """Whether there is no model: only what the user names is recorded."""
+        ...
+
+    @property
+    def is_training(self) -> bool:
+        """Whether the model is in training mode."""
+        ...
+
+    def targets(self) -> Targets:
+        """The modules, parameters and buffers as they are now."""
+        ...
+
+    def named_parameters(self) -> Iterable[tuple[str, Tensor]]:
+        """All parameters of the model, each once."""
+        ...
+
+    def module_nodes(self) -> tuple[ModuleNode, ...]:
+        """The modules, in the order of registration."""
+        ...
 
 
 class Settings(NamedTuple):
@@ -41,32 +68,33 @@ class Settings(NamedTuple):
     holds: bool  # all samples until the step ends, for some may be chosen then
 
 
-class TorchNamedTensors:
+class NamedReader:
     """Reads what is named in the step in progress; `begin` one, `finish` it, or `start_over`."""
 
     def __init__(
         self,
-        gradients: GradientHooks,
+        gradients: GradientReader,
         guard: ListenerGuard,
-        selection: WatchSelection,
+        selection: Selection,
         settings: Settings,
         contexts: Contexts,
     ) -> None:
         self._gradients = gradients
         self._contexts = contexts
-        self._intake = gradients.intake
+        self._intake = gradients.summarizer
+        self._framework = gradients.summarizer.framework
         self._guard = guard
         self._selection = selection
-        self._cut = NamedSubgraph()
+        self._cut = NamedSubgraph(self._framework)
         self._detail = settings.detail
         self._taker = NamedTensorSummarizer(self._intake, settings.detail, holds=settings.holds)
         self._places = NamedSeries()
         self._series: dict[tuple[object, ...], int] = {}
         self._with_gradients = Kind.TENSOR_GRAD in selection.kinds
         self._used = False  # in this run
-        self.contributions = Contributions(guard, self._notice_backward)
+        self.contributions = Contributions(self._framework, guard, self._notice_backward)
         gradients.when_forwarded = self.contributions.look_again
-        self._tracer: StepTracer | None = None
+        self._tracer: DependencyTracer | None = None
         self._thread = 0  # on which the step began
         self._whole = False  # traced from the beginning of the step
         self._lowered: frozenset[str] = frozenset()  # as last told
@@ -86,7 +114,11 @@ class TorchNamedTensors:
         self._thread = threading.get_ident()
         if self._with_gradients and self.contributions.is_named is not False and not self._selection.is_bare:
             self._guard.run(self._follow_parameters)
-        if traced and (expected or self._used or self._selection.is_bare) and not is_recorded_by_others():
+        if (
+            traced
+            and (expected or self._used or self._selection.is_bare)
+            and not self._framework.is_recorded_by_others()
+        ):
             self._guard.run(self._trace)
             self._whole = self._tracer is not None
 
@@ -94,7 +126,7 @@ class TorchNamedTensors:
         self.contributions.follow(self._selection.targets().parameters)
 
     def _trace(self) -> None:
-        self._tracer = StepTracer(self._selection.model)
+        self._tracer = DependencyTracer(self._framework, self._framework.trace_step(self._selection.model))
 
     def start_over(self) -> None:
         """Forget the step."""
@@ -107,14 +139,14 @@ class TorchNamedTensors:
 
     def form(self, tensor: object, batch_dim: int | None, name: str) -> tuple[tuple[int, ...], int | None]:
         """Shape of the tensor, and which dimension is the batch's."""
-        if not isinstance(tensor, Tensor):
+        if not isinstance(tensor, self._framework.tensor_type):
             raise ArgumentError(
                 f"{name!r} is no tensor but {type(tensor).__name__}. Record a tensor: torch.as_tensor(…)."
             )
-        tensor, _ = local_part(tensor)
-        shape = () if tensor.is_nested or is_lazy(tensor) else tuple(tensor.shape)
-        if batch_dim is None or not shape:
-            return shape, None
+        tensor, _ = self._framework.local_part(tensor)
+        shape = self._framework.shape(tensor)
+        if batch_dim is None or not shape or -1 in shape:
+            return () if -1 in shape else shape, None
         if not isinstance(batch_dim, int) or not -len(shape) <= batch_dim < len(shape):
             raise ArgumentError(
                 f"{name!r} has {len(shape)} dimensions, so batch_dim={batch_dim!r} is none of them. "
@@ -124,11 +156,11 @@ class TorchNamedTensors:
 
     def is_recorded_by_others(self) -> bool:
         """Whether a compiler looks at what is computed, and must not find our operations in it."""
-        return is_recorded_by_others()
+        return self._framework.is_recorded_by_others()
 
     def computes_again(self) -> bool:
         """Whether checkpointing runs a forward again; a compiled one, of which nothing is heard, counts as that."""
-        return is_recorded_by_others() or _backward() != -1
+        return self._framework.is_recorded_by_others() or self._framework.backward() != -1
 
     @property
     def context(self) -> str:
@@ -147,12 +179,12 @@ class TorchNamedTensors:
         if self._tracer is not None:
             self._tracer.name(entry, tensor)
         entry.is_training = self._selection.is_training
-        part, local = local_part(tensor)
+        part, local = self._framework.local_part(tensor)
         take = self._taker.take(entry, part, is_value=True)
         if take is not None:
             take.local = local
             self._count(take)
-        if tensor.requires_grad and self._with_gradients:
+        if self._with_gradients and self._framework.requires_grad(tensor):
             self._follow(entry, tensor)
 
     def _count(self, take: NamedSummary) -> None:
@@ -172,11 +204,11 @@ class TorchNamedTensors:
 
     def follow(self, entry: NamedTensor, tensor: Tensor) -> None:
         """Take in the gradient of a tensor that was named before."""
-        if tensor.requires_grad and self._with_gradients:
-            self._guard.run(self._follow, entry, tensor, _outermost_backward())
+        if self._with_gradients and self._framework.requires_grad(tensor):
+            self._guard.run(self._follow, entry, tensor, self._framework.outermost_backward())
 
     def _follow(self, entry: NamedTensor, tensor: Tensor, backward: int | None = None) -> None:
-        if isinstance(tensor, Parameter) and tensor.is_leaf and not is_wrapper(tensor):
+        if self._framework.is_parameter(tensor):
             if entry not in self.contributions.recorded.setdefault(tensor, []):
                 self.contributions.recorded[tensor].append(entry)
             self.contributions.follow([tensor])
@@ -185,8 +217,8 @@ class TorchNamedTensors:
 
     def _notice_backward(self, backward: int | None = None) -> None:
         """A gradient has come: if it is of another backward than those before, nobody has said what they were of."""
-        if backward is None and _backward() != self._backward:
-            backward = _outermost_backward()
+        if backward is None and self._framework.backward() != self._backward:
+            backward = self._framework.outermost_backward()
         if backward is not None and backward != self._backward:
             if self._has_arrived:
                 self._name("")
@@ -206,10 +238,10 @@ class TorchNamedTensors:
             self._arrived[entry] = take
 
     def _take(self, gradient: Tensor, entry: NamedTensor) -> NamedSummary | None:
-        part, local = local_part(gradient)
-        if part is not gradient and tuple(part.shape) != entry.shape:
+        part, local = self._framework.local_part(gradient)
+        if part is not gradient and self._framework.shape(part) != entry.shape:
             what = f"The gradient of {entry.name!r}"
-            self._intake.tell_once(
+            self._intake.report_once(
                 what, f"{what} is not recorded: it is spread over processes otherwise than its tensor."
             )
             return None
@@ -255,8 +287,8 @@ class TorchNamedTensors:
                 f"gradients({loss!r}) came for the first time, and after an optimizer had stepped: what it adds to "
                 "gradients of parameters is recorded from the next recorded step on. Call it right after backward()."
             )
-        if any(is_wrapper(parameter) for parameter in self._selection.targets().parameters):
-            self._intake.tell_once("shards", _SHARDS)
+        if not all(map(self._framework.is_parameter, self._selection.targets().parameters)):
+            self._intake.report_once("shards", _SHARDS)
         return late
 
     def _name(self, loss: str) -> None:
@@ -273,9 +305,7 @@ class TorchNamedTensors:
     def _count_parameters(self) -> None:
         """Put what each loss added to the gradients of parameters into its series."""
         names = self._selection.targets().parameters
-        where = torch.distributed
-        local = BEFORE_REDUCTION if where.is_available() and where.is_initialized() else ""
-        what = (Kind.TENSOR_GRAD, Mode.TRAIN, Phase.BACKWARD, "", local)
+        what = (Kind.TENSOR_GRAD, Mode.TRAIN, Phase.BACKWARD, "", self._framework.gradient_part())
         self._intake.add_all(
             [
                 (
@@ -320,7 +350,7 @@ class TorchNamedTensors:
         order = hash(tuple(now.said))
         if self._tracer is None and order in now.known:
             return KnownDependencies(order, (), whole=False)
-        parameters: dict[Tensor, str] = {tensor: name for name, tensor in self._selection.model.named_parameters()}
+        parameters = {tensor: name for name, tensor in self._selection.named_parameters()}
         trouble = None if self._tracer is None else self._tracer.trouble
         links = self._tracer.links(parameters) if self._tracer is not None and trouble is None else None
         if trouble is not None:
@@ -331,7 +361,7 @@ class TorchNamedTensors:
 
     def tell_unheard(self, name: str) -> None:
         """Say, once, that something is named in a backward and that nothing is recorded there."""
-        self._intake.tell_once(
+        self._intake.report_once(
             "backward",
             f"{name!r} is named while a backward runs, and is left out: only what checkpointing computes again is "
             "expected there. Record tensors in the forward, and their gradients come by themselves.",
@@ -340,7 +370,7 @@ class TorchNamedTensors:
     def _tell_early(self) -> None:
         if self._early and self._with_gradients:
             calls = ", ".join(f"gradients({loss!r})" for loss in self._early)
-            self._intake.tell_once(
+            self._intake.report_once(
                 "gradients",
                 f"{calls} came when no gradient of a recorded tensor had arrived. Call it after backward(); only "
                 "tensors that require grad and were recorded before that have gradients.",
@@ -349,7 +379,7 @@ class TorchNamedTensors:
     def _tell_unread(self, now: NamedStep) -> None:
         if now.unread:
             names = ", ".join(map(repr, now.unread))
-            self._intake.tell_once(
+            self._intake.report_once(
                 "compiled",
                 f"Nothing is recorded of {names}: inside what torch.compile or torch.jit.trace has made no tensor can "
                 "be read. Record what comes out of it.",
@@ -364,15 +394,3 @@ class TorchNamedTensors:
                 f"Values of {names} are kept at a lower detail: more than {size:,} "
                 "bytes would be kept of one step. Give watch(detail=Detail(bytes_per_step=…)) for more.",
             )
-
-
-def _outermost_backward() -> int | None:
-    """Number of the backward that runs on this thread; None if another one, which still runs, has begun it."""
-    is_inside, frame = False, sys._getframe()
-    while (above := frame.f_back) is not None:
-        if frame.f_code in (_RUNNING, _OWN_FUNCTION):
-            if is_inside:
-                return None
-            is_inside = frame.f_code is _RUNNING
-        frame = above
-    return _backward()

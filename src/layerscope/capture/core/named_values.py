@@ -9,11 +9,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-import torch
-from torch import Tensor
 
+from layerscope.capture.core.framework import Framework, Tensor
 from layerscope.capture.core.named_tensors import ALL, SAMPLES, STATISTICS, Detail, NamedTensor
-from layerscope.capture.torch.summarizer import Summarizer
+from layerscope.capture.core.summarizer import Summarizer
 from layerscope.model.number_formats import WORDS
 from layerscope.model.records import (
     BATCH_STATISTICS,
@@ -25,25 +24,10 @@ from layerscope.model.records import (
     SampleStats,
     TensorValues,
 )
-from layerscope.stats.kernel import COMPILED, RowArena
-from layerscope.stats.torch import (
-    dtype_name,
-    in_place,
-    is_oversized,
-    largest_singular_value,
-    sample_statistics,
-    threads_for,
-)
+from layerscope.stats.kernel import COMPILED, RowArena, format_number
 
 _NO_SAMPLES = np.zeros(0, np.int32)
 _TOGETHER = 1 << 20  # bytes of values in one record
-#: Types that numpy has none for.
-_AS_FLOAT32 = frozenset(
-    found
-    for name in dir(torch)
-    if name.startswith(("bfloat16", "float8", "float4")) and (found := getattr(torch, name))
-)
-_SIZES = dict.fromkeys(_AS_FLOAT32, 4) | {torch.complex32: 8}  # of an element that is kept otherwise
 
 
 class NamedSummary:
@@ -65,26 +49,31 @@ class NamedSummary:
         self.level = entry.level
 
 
-def kept_size(tensor: Tensor, *, is_value: bool) -> int:
-    """Bytes that are kept of each element."""
-    if tensor.dtype is torch.float16 and not is_value:
+def kept_size(dtype: str, *, is_value: bool) -> int:
+    """Bytes that are kept of each element of a format; of those that numpy lacks, as float32."""
+    if dtype.startswith(("bfloat16", "float8", "float4")) or (dtype == "float16" and not is_value):
         return 4  # a gradient is divided by AMP's scale in float32
-    return _SIZES.get(tensor.dtype) or tensor.element_size()
+    return 8 if dtype == "complex32" else np.dtype(dtype).itemsize
 
 
-def copied(tensor: Tensor, entry: NamedTensor, samples: int) -> npt.NDArray[Any]:  # Any: whatever the tensor holds
+def copied(array: npt.NDArray[Any], entry: NamedTensor, samples: int) -> npt.NDArray[Any]:  # Any: as the tensor's
     """The first samples of a tensor, or all of one without a batch."""
-    plain = tensor.detach()
-    try:
-        array = plain.numpy()
-    except (TypeError, RuntimeError):  # of a type that numpy lacks, on another device, or with a sign still to change
-        with torch.no_grad():
-            if plain.dtype in _AS_FLOAT32 or plain.dtype is torch.complex32:
-                plain = plain.to(torch.complex64 if plain.is_complex() else torch.float32)
-            array = plain.resolve_conj().resolve_neg().cpu().numpy()
     if entry.batch_dim:
         array = np.moveaxis(array, entry.batch_dim, 0)
     return (array if entry.batch_dim is None else array[:samples]).copy()
+
+
+def sample_statistics(rows: RowArena, framework: Framework, tensor: Tensor, batch_dim: int) -> tuple[int, int]:
+    """Where in the arena the statistics of the samples and of the batch are; of complex numbers, of magnitudes."""
+    place = framework.in_place(tensor) if batch_dim == 0 else None
+    if place is not None and place[2] & 255 < len(WORDS):
+        address, count, number = place
+        return rows.add(address, count, number, framework.shape(tensor)[0])
+    array = framework.array(tensor)
+    array = np.abs(array) if np.iscomplexobj(array) else array
+    array = array if array.dtype.name in WORDS else array.astype(np.float32)
+    array = np.ascontiguousarray(np.moveaxis(array, batch_dim, 0))
+    return rows.add(array.ctypes.data, array.size, format_number(array.dtype.name), len(array))
 
 
 class NamedSeries:
@@ -209,6 +198,7 @@ class NamedTensorSummarizer:
     def __init__(self, intake: Summarizer, detail: Detail, *, holds: bool) -> None:
         self.rows = RowArena()
         self._intake = intake
+        self._framework = intake.framework
         self._detail = detail
         self._holds = holds  # all samples until the step ends, for some may be chosen then
         self._lock = threading.RLock()  # forward hooks may run in several threads
@@ -228,14 +218,14 @@ class NamedTensorSummarizer:
 
     def take(self, entry: NamedTensor, tensor: Tensor, *, is_value: bool) -> NamedSummary | None:
         """What was read of a tensor; None if it cannot be."""
-        place = in_place(tensor)
+        place = self._framework.in_place(tensor)
         with self._lock:
             row = self._intake.known(tensor)
             if row is not None and is_value and row in self._values:
                 # It may be written through an array of numpy's, which leaves no trace.
                 self._intake.forget(tensor)
                 row = None
-            plan = None if place is None or row is not None else self._plan(entry, tensor, place, is_value=is_value)
+            plan = None if place is None or row is not None else self._plan(entry, place, is_value=is_value)
             if plan is None or place is None or self.bytes + plan.counted > self._detail.bytes_per_step:
                 take = self._slowly(entry, tensor, is_value=is_value)
             else:
@@ -252,24 +242,24 @@ class NamedTensorSummarizer:
         if batch:
             take.first, take.batch, numbers_at, over_at = self.rows.reserve(batch)
         beside = (batch, numbers_at, over_at, self._at + offset, size)
-        take.row = self._intake.collector.arena.take(place, threads_for(place[1]), *beside)
+        take.row = self._intake.collector.arena.take(place, self._framework.threads(place[1]), *beside)
         self._intake.note(tensor, take.row)
         if dtype is not None:
             take.array = np.ndarray(shape, dtype, self._memory, offset)
             self.bytes += counted
         return take
 
-    def _plan(self, entry: NamedTensor, tensor: Tensor, place: list[int], *, is_value: bool) -> Plan | None:
+    def _plan(self, entry: NamedTensor, place: list[int], *, is_value: bool) -> Plan | None:
         key = (entry.shape, entry.batch_dim, entry.level, place[1], place[2], is_value)
         try:
             return self._plans[key]
         except KeyError:
             if len(self._plans) >= _MOST_PLANS:
                 self._plans.clear()
-            plan = self._plans[key] = self._planned(entry, tensor, place, is_value=is_value)
+            plan = self._plans[key] = self._planned(entry, place, is_value=is_value)
             return plan
 
-    def _planned(self, entry: NamedTensor, tensor: Tensor, place: list[int], *, is_value: bool) -> Plan | None:
+    def _planned(self, entry: NamedTensor, place: list[int], *, is_value: bool) -> Plan | None:
         (_, count, number), batch = place, entry.batch
         several_looks = (
             not COMPILED
@@ -278,7 +268,7 @@ class NamedTensorSummarizer:
             or count != math.prod(entry.shape)
             or number & 255 >= len(WORDS)
             or not self._intake.reads_all(count)
-            or _is_matrix(entry, tensor)
+            or _is_matrix(entry, WORDS[number & 255])
         )
         if several_looks:
             return None
@@ -290,7 +280,7 @@ class NamedTensorSummarizer:
         dtype = np.dtype(WORDS[number & 255])
         held = self._wanted(entry, entry.level)
         shape = (held, *entry.shape[1:]) if batch else entry.shape
-        elements, size = math.prod(shape), kept_size(tensor, is_value=is_value)
+        elements, size = math.prod(shape), kept_size(dtype.name, is_value=is_value)
         return Plan(batch, held, shape, dtype, elements * dtype.itemsize, elements * size)
 
     def _slowly(self, entry: NamedTensor, tensor: Tensor, *, is_value: bool) -> NamedSummary | None:
@@ -298,17 +288,17 @@ class NamedTensorSummarizer:
         row = self._intake.read(tensor, entry.name, Kind.TENSOR if is_value else Kind.TENSOR_GRAD)
         if row is None:
             return None
-        take = NamedSummary(entry, dtype_name(tensor), is_value=is_value)
+        take = NamedSummary(entry, self._framework.dtype(tensor), is_value=is_value)
         take.row = row
-        if is_oversized(tensor):
+        if self._framework.is_oversized(tensor):
             what = f"Samples and values of {entry.name!r}"
-            self._intake.tell_once(what, f"{what} are not recorded: it is a view too large to copy.")
+            self._intake.report_once(what, f"{what} are not recorded: it is a view too large to copy.")
             return take
         if entry.batch:
             assert entry.batch_dim is not None
-            take.first, take.batch = sample_statistics(self.rows, tensor, entry.batch_dim)
-        elif _is_matrix(entry, tensor):
-            take.singular = largest_singular_value(tensor)
+            take.first, take.batch = sample_statistics(self.rows, self._framework, tensor, entry.batch_dim)
+        elif _is_matrix(entry, take.dtype):
+            take.singular = self._framework.largest_singular_value(tensor)
         if take.level >= SAMPLES:
             self._hold(take, tensor)
         return take
@@ -321,11 +311,11 @@ class NamedTensorSummarizer:
         """Copy as many values as are asked for and fit."""
         entry, detail = take.entry, self._detail
         wanted, few = self._wanted(entry, take.level), min(detail.samples, entry.batch)
-        whole = tensor.numel() * kept_size(tensor, is_value=take.is_value)
+        whole = math.prod(self._framework.shape(tensor)) * kept_size(take.dtype, is_value=take.is_value)
         for samples in (wanted, few) if wanted > few else (wanted,):
             size = samples * (whole // entry.batch) if entry.batch else whole
             if self.bytes + size <= detail.bytes_per_step:
-                take.array, take.held = copied(tensor, entry, samples), samples
+                take.array, take.held = copied(self._framework.array(tensor), entry, samples), samples
                 self.bytes += size
                 break
         if take.array is None or (take.level == ALL and take.held < entry.batch):
@@ -344,6 +334,6 @@ class NamedTensorSummarizer:
         return offset
 
 
-def _is_matrix(entry: NamedTensor, tensor: Tensor) -> bool:
+def _is_matrix(entry: NamedTensor, dtype: str) -> bool:
     """Whether the tensor has a largest singular value."""
-    return entry.batch_dim is None and len(entry.shape) == 2 and tensor.dtype.is_floating_point
+    return entry.batch_dim is None and len(entry.shape) == 2 and "float" in dtype

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import threading
 from bisect import bisect_right
-from collections.abc import Callable, Mapping
-from typing import NamedTuple
-
-import torch
-from torch import nn
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 from layerscope.capture.core.collector import Collector
-from layerscope.capture.torch.hooks import Hook, is_recorded_by_others
-
-_next_node = torch._C._autograd._get_sequence_nr  # what autograd will number the next node of this thread
+from layerscope.capture.core.framework import Framework, Module
 
 
-State = tuple[str, bool]
+class ContextState(NamedTuple):
+    """What `leave` goes back to."""
+
+    context: str
+    is_again: bool
 
 
 class _Thread(threading.local):
@@ -30,7 +29,8 @@ class _Thread(threading.local):
 class Contexts:
     """The context of each thread, and those of the nodes of the autograd graph that a recorded step has made."""
 
-    def __init__(self) -> None:
+    def __init__(self, framework: Framework) -> None:
+        self._framework = framework
         self._thread = _Thread()
         self._step = 0
         self.is_followed = False  # whether the step is recorded
@@ -43,23 +43,23 @@ class Contexts:
     def current(self) -> str:
         """The context of what is computed now; where a backward computes a forward again, the one that forward had."""
         thread = self._thread
-        if thread.is_again or torch._C._current_graph_task_id() == -1:
+        if thread.is_again or self._framework.backward() == -1:
             return thread.current
-        node = torch._C._current_autograd_node()
+        node = self._framework.running_node()
         if node is None or thread.step != self._step:
             return thread.current
-        place = bisect_right(thread.left, node._sequence_nr(), key=lambda left: left[0])
-        return thread.left[place][1] if place < len(thread.left) else thread.current
+        position = bisect_right(thread.left, node, key=lambda left: left[0])
+        return thread.left[position][1] if position < len(thread.left) else thread.current
 
-    def enter(self, name: str) -> State:
+    def enter(self, name: str) -> ContextState:
         """Go to a context inside the present one, or, without a name, to that one; the result is for `leave`."""
         thread, around = self._thread, self.current
-        state = thread.current, thread.is_again
-        thread.is_again = torch._C._current_graph_task_id() != -1
+        state = ContextState(thread.current, thread.is_again)
+        thread.is_again = self._framework.backward() != -1
         self._change(thread, (f"{around}/{name}" if around else name) if name else around)
         return state
 
-    def leave(self, state: State) -> None:
+    def leave(self, state: ContextState) -> None:
         """Go back to where a context was entered."""
         thread = self._thread
         context, thread.is_again = state
@@ -70,7 +70,7 @@ class Contexts:
             if thread.step != self._step:
                 thread.step = self._step
                 thread.left.clear()
-            thread.left.append((_next_node(), thread.current))
+            thread.left.append((self._framework.next_node(), thread.current))
         thread.current = context
 
 
@@ -82,7 +82,7 @@ class Within:
     def __init__(self, contexts: Contexts, name: str) -> None:
         self._contexts = contexts
         self._name = name
-        self._left: list[State] = []
+        self._left: list[ContextState] = []
 
     def __enter__(self) -> None:
         self._left.append(self._contexts.enter(self._name))
@@ -107,11 +107,12 @@ class Evaluations:
     forwards in a recorded step belong to the step.
     """
 
-    def __init__(self, collector: Collector, contexts: Contexts, most: int) -> None:
+    def __init__(self, framework: Framework, collector: Collector, contexts: Contexts, most: int) -> None:
+        self._framework = framework
         self._collector = collector
         self._contexts = contexts
         self._most = most  # forwards that are read; 0: only those of recorded steps, and all of them
-        self.roots: Mapping[nn.Module, str] = {}  # whose forwards are those of the model, and their sites
+        self.roots: Mapping[Any, str] = {}  # whose forwards are those of the model, and their sites
         self.is_apart = False  # whether only the evaluation is read, and not the step around it
         self._step = 0  # in progress
         self._has_trained = False  # that step
@@ -119,7 +120,7 @@ class Evaluations:
         self._done: set[str] = set()  # sites that were evaluated since the last recorded step, or in it
         self._counts: dict[Evaluation, tuple[int, int]] = {}  # forwards that were read, and all
 
-    def hears(self, module: nn.Module) -> bool:
+    def reads(self, module: Module) -> bool:
         """Whether a forward is read: one that no other call of the model is around."""
         site = self.roots.get(module)
         if self.is_apart:
@@ -133,7 +134,7 @@ class Evaluations:
         is_evaluation = site in self._trained
         if is_evaluation and not self._has_trained and not self._is_due(site):
             return False
-        return self.count(site, limited=is_evaluation or not torch.is_grad_enabled())
+        return self.count(site, limited=is_evaluation or not self._framework.is_grad_enabled())
 
     @property
     def is_due(self) -> bool:
@@ -143,7 +144,7 @@ class Evaluations:
     def _is_due(self, site: str) -> bool:
         return self._most > 0 and site not in self._done
 
-    def awaits(self, module: nn.Module) -> bool:
+    def awaits(self, module: Module) -> bool:
         """Whether a forward in a step that is not recorded matters: it begins, goes on with or ends an evaluation."""
         if module.training and self._has_trained and not self.is_apart:
             return False
@@ -160,7 +161,7 @@ class Evaluations:
 
     def may_train(self, site: str) -> bool:
         """Whether a forward in evaluation mode may be one of a training in that mode."""
-        return site not in self._trained and torch.is_grad_enabled()
+        return site not in self._trained and self._framework.is_grad_enabled()
 
     def count(self, site: str, *, limited: bool = True) -> bool:
         """Count a forward in evaluation mode; whether it is read."""
@@ -208,17 +209,3 @@ class Evaluations:
         """A step has ended."""
         self._step = step + 1
         self._has_trained = False
-
-
-class IdleHook(Hook):
-    """The one hook that stays on a model in steps that are not recorded, to see when an evaluation begins."""
-
-    def __init__(self, evaluations: Evaluations, listen: Callable[..., None]) -> None:
-        super().__init__(listen)
-        self._evaluations = evaluations
-
-    def __call__(self, module: nn.Module, args: object) -> None:  # type: ignore[override]  # as torch calls it
-        """Pass a call in evaluation mode on, if it is to be recorded; it takes about a microsecond if not."""
-        evaluations = self._evaluations
-        if evaluations.awaits(module) and not is_recorded_by_others():
-            self._listen(module, args)

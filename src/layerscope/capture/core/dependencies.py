@@ -1,0 +1,176 @@
+"""How the tensors named in a step depend on each other: traced, cut to what was named, remembered by step type."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from operator import attrgetter
+from typing import ParamSpec
+
+from layerscope.capture.core.framework import Framework, Operations, Tensor
+from layerscope.capture.core.named_tensors import Graphs, NamedStep, NamedTensor
+from layerscope.model.records import DependencyLink, NamedNode, TensorType
+
+P = ParamSpec("P")
+MOST_PARAMETERS = 24  # in one node: a larger part of the model is shown by its children
+Links = Mapping[NamedTensor, list[NamedTensor | str]]  # what each depends on: named tensors, and names of parameters
+
+
+class DependencyTracer:
+    """Which of the operations of a step made the tensors that were named in it."""
+
+    def __init__(self, framework: Framework, operations: Operations) -> None:
+        self._framework = framework
+        self._operations = operations
+        self._trouble: Exception | None = None
+        self._nodes: dict[NamedTensor, int] = {}
+        self._at: dict[int, list[NamedTensor]] = {}  # the same by node
+        self._by_hand: dict[int, list[int]] = {}  # node → nodes it depends on
+        self._leaves: dict[int, list[NamedTensor]] = {}  # by identity: parameters are known by it
+
+    @property
+    def trouble(self) -> Exception | None:
+        """Why the dependencies are not known, if they are not."""
+        return self._operations.trouble or self._trouble
+
+    def leave(self) -> None:
+        """Trace no more."""
+        self._operations.leave()
+
+    def _attempt(self, listen: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> None:
+        """Call the function, unless something went wrong before; if something goes wrong now, remember it."""
+        if self.trouble is None:
+            try:
+                listen(*args, **kwargs)
+            except Exception as error:  # noqa: BLE001  the rest of the step is recorded without dependencies
+                self._trouble = error
+
+    def name(self, entry: NamedTensor, tensor: Tensor) -> None:
+        """Note which node the tensor is."""
+        self._attempt(self._name, entry, tensor)
+
+    def _name(self, entry: NamedTensor, tensor: Tensor) -> None:
+        node = self._nodes[entry] = self._operations.add(tensor)
+        self._at.setdefault(node, []).append(entry)
+        if self._framework.is_leaf(tensor) and self._framework.requires_grad(tensor):
+            self._leaves.setdefault(id(tensor), []).append(entry)
+
+    def link(self, source: NamedTensor | Tensor, target: NamedTensor | Tensor) -> None:
+        """Let one thing depend on another, whatever was computed."""
+        self._attempt(self._link, source, target)
+
+    def _link(self, source: NamedTensor | Tensor, target: NamedTensor | Tensor) -> None:
+        one, other = (
+            self._nodes[thing] if isinstance(thing, NamedTensor) else self._operations.add(thing)
+            for thing in (source, target)
+        )
+        self._by_hand.setdefault(other, []).append(one)
+
+    def links(self, parameters: Mapping[Tensor, str]) -> Links:
+        """What each named tensor depends on, without anything named between."""
+        return {entry: list(dict.fromkeys(self._sources(entry, parameters))) for entry in self._nodes}
+
+    def _sources(self, target: NamedTensor, parameters: Mapping[Tensor, str]) -> Iterator[NamedTensor | str]:
+        start = self._nodes[target]
+        same = _named(self._at[start], target, only_before=True)
+        if same is not None:  # the very tensor had another name before
+            yield same
+            return
+        operations = self._operations
+        waiting, visited = [start], {start}
+        while waiting:
+            node = waiting.pop()
+            for tensor in operations.parameters(node):
+                named = _named(self._leaves.get(id(tensor), ()), target)
+                if named is not None:
+                    yield named
+                elif tensor in parameters:
+                    yield parameters[tensor]
+            for parent in (*operations.parents(node), *self._by_hand.get(node, ())):
+                if parent not in visited:
+                    visited.add(parent)
+                    named = _named(self._at.get(parent, ()), target)
+                    if named is None:
+                        waiting.append(parent)
+                    else:
+                        yield named
+
+
+def _named(entries: Sequence[NamedTensor], target: NamedTensor, *, only_before: bool = False) -> NamedTensor | None:
+    """Which of the names of a tensor something depends on: the last it had when that was named, else its first."""
+    fitting = [entry for entry in entries if entry.iteration <= target.iteration and entry is not target]
+    before = [entry for entry in fitting if entry.number < target.number]
+    return before[-1] if before else fitting[0] if fitting and not only_before else None
+
+
+def groups(names: Sequence[str], prefix: str = "") -> dict[str, str]:
+    """The node of each parameter: the child of the model it is in, or of that child where it has too many."""
+    children: dict[str, list[str]] = {}
+    for name in names:
+        child, dot, _ = name[len(prefix) :].partition(".")
+        children.setdefault(prefix + child if dot else name, []).append(name)
+    nodes: dict[str, str] = {}
+    for child, members in children.items():
+        is_large = len(members) > MOST_PARAMETERS
+        nodes.update(groups(members, f"{child}.") if is_large else dict.fromkeys(members, child))
+    return nodes
+
+
+class NamedSubgraph:
+    """Graphs of the iterations of a step, made of what was named."""
+
+    def __init__(self, framework: Framework) -> None:
+        self._framework = framework
+        self._group: dict[str, str] = {}
+        self._shapes: dict[str, tuple[int, ...]] = {}
+        self._first: dict[
+            tuple[str, str], tuple[int, ...]
+        ] = {}  # shapes as first seen: a smaller batch is no new graph
+
+    def graphs(self, now: NamedStep, parameters: Mapping[Tensor, str], links: Links) -> Graphs:
+        """The graph of each iteration, initial values first."""
+        names = list(parameters.values())
+        if self._group.keys() != set(names):
+            self._group = groups(names)
+            self._shapes = {name: self._framework.shape(tensor) for tensor, name in parameters.items()}
+        labels = {entry.label for entry in now.entries.values()}
+        by_iteration: dict[int, list[NamedTensor]] = {}
+        for entry in now.entries.values():
+            by_iteration.setdefault(entry.iteration, []).append(entry)
+        return tuple(
+            (self._nodes(members, links, labels), self._links(members, links, labels))
+            if (members := by_iteration.get(iteration))
+            else None
+            for iteration in range(max(now.iterations, 1) + 1)
+        )
+
+    def _nodes(self, entries: Sequence[NamedTensor], links: Links, labels: set[str]) -> tuple[NamedNode, ...]:
+        types: dict[str, TensorType] = {}
+        roles: dict[str, dict[str, tuple[int, ...]]] = {}
+        for entry in entries:
+            types.setdefault(entry.label, entry.type)
+            shape = self._first.setdefault((entry.label, entry.role), entry.shape)
+            roles.setdefault(entry.label, {})[entry.role] = shape
+        used = {self._group[name] for entry in entries for name in links.get(entry, ()) if isinstance(name, str)}
+        for name, group in self._group.items():
+            if group in used:
+                node, role = self._node(name, labels)
+                types[node] = TensorType.PARAMETER
+                roles.setdefault(node, {})[role] = self._shapes.get(name, ())
+        return tuple(NamedNode(name, type, tuple(roles[name].items())) for name, type in types.items())
+
+    def _links(self, entries: Sequence[NamedTensor], links: Links, labels: set[str]) -> tuple[DependencyLink, ...]:
+        dependencies = []
+        for target in entries:
+            for source in links.get(target, ()):
+                if isinstance(source, str):
+                    end = (*self._node(source, labels), 0)
+                else:
+                    end = (source.label, source.role, target.iteration - source.iteration)
+                dependencies.append(DependencyLink(*end, target.label, target.role))
+        order = attrgetter("target", "target_role", "source", "source_role", "back")
+        return tuple(sorted(dependencies, key=order))
+
+    def _node(self, name: str, labels: set[str]) -> tuple[str, str]:
+        """Node and role of a parameter; a node whose name a recorded tensor has gets a dot at its end."""
+        group = self._group[name]
+        return (f"{group}." if group in labels else group), name[len(group) + 1 :]
