@@ -1,4 +1,4 @@
-"""What the tests of the repository itself read."""
+"""Source files for the tests of the repository."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def modules() -> list[Path]:
 
 
 def page_sources() -> list[Path]:
-    """Every source file of the page that was written by hand, but its unit tests."""
+    """Every handwritten source file of the page, except unit tests."""
     made = (".gen.", ".test.")
     return sorted(
         p for p in WEB.rglob("*") if p.suffix in (".ts", ".svelte") and not any(part in p.name for part in made)
@@ -35,7 +35,7 @@ def functions(tree: ast.Module) -> Iterator[ast.FunctionDef | ast.AsyncFunctionD
 
 
 def size_line() -> str:
-    """The size of things in one line, for the end of every test run."""
+    """Sizes in one line, printed after every test run."""
     python, page = [lines(p) for p in modules()], [lines(p) for p in page_sources()]
     tests = sum(lines(p) for p in (ROOT / "tests").rglob("*.py"))
     kernel = sum(lines(p) for p in (PACKAGE / "stats").iterdir() if p.suffix in (".c", ".h"))

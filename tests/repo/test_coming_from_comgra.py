@@ -1,4 +1,4 @@
-"""`docs/coming-from-comgra.md`: its examples record what they say, and its table misses no call."""
+"""`docs/coming-from-comgra.md`: its examples record what they claim, and its table covers every call."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ def test_the_minimal_example_records_its_four_tensors_every_ten_steps(runs: Path
     assert named.steps()["step"] == list(range(0, 100, 10))
     graph = named.graph(90, 1)
     assert graph is not None
-    parts = {node.name: node.type for node in graph.nodes}
-    assert parts == {
+    types = {node.name: node.type for node in graph.nodes}
+    assert types == {
         "inputs": TensorType.INPUT,
         "outputs": TensorType.INTERMEDIATE,
         "targets": TensorType.TARGET,
@@ -72,7 +72,7 @@ def test_the_minimal_example_records_its_four_tensors_every_ten_steps(runs: Path
 
 
 @pytest.mark.slow
-def test_the_second_example_records_types_iterations_roles_losses_and_what_was_kept_by_hand(runs: Path) -> None:
+def test_the_second_example_records_types_iterations_roles_losses_and_the_kept_step(runs: Path) -> None:
     run = ls.open(runs / "every_call")
     named = run.named()
     assert {"02_iterations", "03_iterations", "looked at"} == set(named.types())

@@ -1,4 +1,4 @@
-"""Documentation is tested: its code runs, its links lead somewhere."""
+"""Tests of the documentation: code runs, links resolve, lines are wrapped."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_the_index_links_every_page() -> None:
 
 
 def slug(heading: str) -> str:
-    """The anchor of a heading, as code forges make it."""
+    """The anchor of a heading, as GitHub computes it."""
     return re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-")
 
 
@@ -74,7 +74,7 @@ def test_an_example_runs(example: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
-def test_every_link_of_a_page_leads_somewhere(page: Path) -> None:
+def test_every_link_of_a_page_resolves(page: Path) -> None:
     broken = []
     for link in LINK.findall(page.read_text(encoding="utf-8")):
         if link.startswith(("http:", "https:", "mailto:")):

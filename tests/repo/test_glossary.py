@@ -1,4 +1,4 @@
-"""Words that were replaced do not come back: docs/reference.md lists the words that are used."""
+"""Retired words do not occur; docs/reference.md defines the words in use."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.repo.source import ROOT
 
 #: Defines the words, and lists the retired ones.
 GLOSSARY = ROOT / "docs/reference.md"
-#: The word that is used, and what no longer occurs: exact identifiers, columns, wire fields and phrases.
+#: Word in use → retired identifiers, columns, wire fields and phrases.
 RETIRED = {
     "metric": ("KPI", "KPIs", "kpi", "kpis", "Kpi", "Kpis", "KpiPanel"),
     "phase": ("Reading(", "Reading.", ": Reading", ".reading", "reading=", '"reading"', "`reading`"),
@@ -82,7 +82,7 @@ RETIRED = {
         "class Book",
     ),
 }
-#: Endings of British spelling, as patterns.
+#: Patterns of British spelling.
 BRITISH = (
     r"\b\w*[Cc]olour\w*",
     r"\b(?:normal|initial|visual|serial|summar|recogn|minim|maxim|organ|vector)is(?:e|es|ed|er|ing|ation)\b",
@@ -91,7 +91,7 @@ BRITISH = (
 
 
 def sources() -> Iterator[Path]:
-    """Source, page and documentation, as written by hand."""
+    """Handwritten source files of the package, the page and the documentation."""
     for folder, endings in (("src", (".py", ".c", ".h")), ("web/src", (".ts", ".svelte", ".css")), ("docs", (".md",))):
         for path in (ROOT / folder).rglob("*"):
             if path.suffix in endings and "static" not in path.parts:
@@ -100,7 +100,7 @@ def sources() -> Iterator[Path]:
 
 
 def text_of(path: Path) -> str:
-    """The text of a file; the table that lists the retired words is blanked."""
+    """The text of a file, without the table that lists the retired words."""
     text = path.read_text(encoding="utf-8")
     if path == GLOSSARY:
         head, words, rest = text.partition("## Words")
@@ -120,14 +120,14 @@ def uses(pattern: str) -> list[str]:
 
 
 def whole(word: str) -> str:
-    """A pattern for the exact text, where it is not part of a longer word."""
+    """A pattern for the exact text, unless it is part of a longer word."""
     before = r"(?<!\w)" if word[0].isalnum() else ""
     after = r"(?!\w)" if word[-1].isalnum() else ""
     return before + re.escape(word) + after
 
 
 @pytest.mark.parametrize("word", RETIRED)
-def test_what_a_word_replaced_does_not_come_back(word: str) -> None:
+def test_retired_words_do_not_occur(word: str) -> None:
     assert uses("|".join(map(whole, RETIRED[word]))) == []
 
 

@@ -1,4 +1,4 @@
-"""Who may import whom, as the table of ARCHITECTURE.md says."""
+"""Imports follow the table of ARCHITECTURE.md."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _ROW = re.compile(r"^\| ((?:`[\w/]+`(?:, )?)+) \| ([^|]*) \|", re.MULTILINE)
 
 @cache
 def may_import() -> dict[str, frozenset[str]]:
-    """The layers, and what each may import: another layer, or one module of it such as `stats/derived`."""
+    """Layer → what it may import: other layers, or single modules such as `stats/derived`."""
     section = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8").partition("## Who may import whom")[2]
     return {
         layer: frozenset(re.findall(r"`([\w/]+)`", targets))
@@ -27,12 +27,12 @@ def may_import() -> dict[str, frozenset[str]]:
 
 
 def layer_of(path: str) -> str:
-    """The layer a module belongs to: the longest row of the table that its path begins with."""
+    """The layer of a module: the longest row of the table that is a prefix of its path."""
     return max((row for row in may_import() if f"{path}/".startswith(f"{row}/")), key=len, default="")
 
 
 def imported(tree: ast.Module) -> Iterator[tuple[int, str]]:
-    """Line and full name of everything the module imports, wherever in it."""
+    """Line and full name of every import of the module, at any level."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name) for alias in node.names)
@@ -61,11 +61,11 @@ def allowed(layer: str, target: str) -> bool:
     return any(f"{target}/".startswith(f"{each}/") for each in (layer, *may_import()[layer]))
 
 
-def test_no_module_imports_what_its_layer_may_not() -> None:
+def test_modules_import_only_what_their_layer_may() -> None:
     assert list(violations(PACKAGE, modules())) == []
 
 
-def test_the_table_names_no_import_that_is_not_there() -> None:
+def test_the_table_lists_only_imports_that_exist() -> None:
     unused = []
     for layer, targets in may_import().items():
         if layer in ("cli", "api", "demos"):
@@ -77,7 +77,7 @@ def test_the_table_names_no_import_that_is_not_there() -> None:
     assert unused == []
 
 
-def test_planted_violations_are_found(tmp_path: Path) -> None:
+def test_planted_violations_are_reported(tmp_path: Path) -> None:
     planted = {
         "capture/core/bad.py": "from layerscope.store import writer",
         "capture/core/worse.py": "from layerscope.capture.torch import hooks",

@@ -26,7 +26,7 @@ TOOLS = ("sh", "env", "cat", "ls", "rm", "mkdir", "cp", "mv", "uname", "dirname"
 
 @pytest.fixture
 def clone(tmp_path: Path) -> Path:
-    """The sources as they are in the working tree, without anything built."""
+    """The sources of the working tree, without build results."""
     leave = shutil.ignore_patterns("node_modules", "static", "*.so", "__pycache__", ".venv", ".git", ".*_cache")
     shutil.copytree(ROOT, tmp_path / "clone", ignore=leave)
     return tmp_path / "clone"
@@ -38,8 +38,8 @@ def bare_path(tmp_path: Path) -> str:
     folder = tmp_path / "bin"
     folder.mkdir()
     for tool in TOOLS:
-        if found := shutil.which(tool):
-            (folder / tool).symlink_to(Path(found).resolve())
+        if path := shutil.which(tool):
+            (folder / tool).symlink_to(Path(path).resolve())
     return str(folder)
 
 
@@ -64,16 +64,16 @@ def serving(command: Path, folder: Path) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("tools", ["all", "none"])
-def test_installing_gives_the_page_and_where_possible_the_kernel(tools: str, clone: Path, bare_path: str) -> None:
+def test_installing_builds_the_page_and_if_possible_the_kernel(tools: str, clone: Path, bare_path: str) -> None:
     environment = dict(os.environ) if tools == "all" else {**os.environ, "PATH": bare_path}
     commands = installed(clone, environment)
     for address in serving(commands / "layerscope", clone.parent / "runs"):
         with urllib.request.urlopen(address) as page:
             assert b"layerscope" in page.read()
-    said = subprocess.run(
+    printed = subprocess.run(
         [commands / "python", "-c", "from layerscope.stats import kernel; print(kernel.COMPILED)"],
         capture_output=True,
         text=True,
         check=True,
     )
-    assert said.stdout.strip() == str(tools == "all")
+    assert printed.stdout.strip() == str(tools == "all")

@@ -14,7 +14,7 @@ from tests.repo.source import ROOT
 HEAVY = ("torch", "pyarrow", "duckdb", "starlette", "uvicorn", "numpy", "rich")
 
 
-def test_every_public_name_can_be_used() -> None:
+def test_every_public_name_can_be_loaded() -> None:
     for name in layerscope.__all__:
         assert getattr(layerscope, name) is not None
 
@@ -25,7 +25,7 @@ def test_public_names_fit_on_one_screen_and_are_sorted() -> None:
     assert dir(layerscope) == sorted(layerscope.__all__)
 
 
-def test_importing_loads_nothing_heavy() -> None:
+def test_importing_layerscope_loads_no_heavy_package() -> None:
     code = f"import layerscope, sys, json; print(json.dumps([m for m in {HEAVY!r} if m in sys.modules]))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert json.loads(done.stdout) == []
@@ -37,7 +37,7 @@ def test_every_public_name_is_in_the_reference() -> None:
     assert missing == []
 
 
-def test_no_module_has_the_name_of_something_public() -> None:
+def test_no_module_has_the_name_of_a_public_function() -> None:
     modules = {module.name for module in pkgutil.iter_modules(layerscope.__path__)}
     assert modules.isdisjoint(layerscope.__all__)
 
@@ -59,7 +59,7 @@ for order in orders:
 """
 
 
-def test_a_public_name_is_never_a_module_in_whatever_order_names_are_loaded() -> None:
+def test_a_public_name_is_never_a_module_in_any_order_of_loading() -> None:
     done = subprocess.run([sys.executable, "-c", LOAD_IN_MANY_ORDERS], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 
