@@ -166,8 +166,8 @@ export function statusText(status: string): string {
 /** Lines of "name, tab, text" as the server writes them. */
 export function factsIn(text = ""): (readonly [string, string])[] {
   return text.split("\n").flatMap((line) => {
-    const [name = "", said = ""] = line.split("\t");
-    return line === "" ? [] : [[name, said] as const];
+    const [name = "", fact = ""] = line.split("\t");
+    return line === "" ? [] : [[name, fact] as const];
   });
 }
 
