@@ -110,9 +110,9 @@ def test_a_pause_is_no_part_of_the_time_of_a_step(tmp_path: Path) -> None:
 
 def test_attributes_that_a_recorder_does_not_have_are_refused_with_the_nearest(tmp_path: Path) -> None:
     with ls.watch(Mlp(), to=tmp_path / "run") as run:
-        with pytest.raises(AttributeError, match=r"no attribute 'enable'\. Did you mean 'enabled'"):
+        with pytest.raises(AttributeError, match=r"no attribute 'enable'\. Near it: 'enabled'"):
             run.enable = False  # type: ignore[attr-defined]
-        with pytest.raises(AttributeError, match=r"no attribute 'curent_step'\. Did you mean 'current_step'"):
+        with pytest.raises(AttributeError, match=r"no attribute 'curent_step'\. Near it: 'current_step'"):
             run.curent_step  # type: ignore[attr-defined]  # noqa: B018
         with pytest.raises(AttributeError, match="'path' cannot be set"):
             run.path = tmp_path  # type: ignore[misc]

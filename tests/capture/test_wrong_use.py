@@ -36,9 +36,7 @@ def test_a_closed_recorder_refuses_steps_and_notes(tmp_path: Path) -> None:
 
 
 def test_an_unknown_site_names_the_nearest(tmp_path: Path) -> None:
-    with pytest.raises(
-        SelectError, match=r"No site matches 'layer\.0'\. There are \d+ sites, for example: 'layers\.0'"
-    ):
+    with pytest.raises(SelectError, match=r"No site matches 'layer\.0' among \d+ sites\. Near it: 'layers\.0'"):
         ls.watch(Mlp(), to=tmp_path / "run", sites="layer.0")
     assert not (tmp_path / "run").exists()
 

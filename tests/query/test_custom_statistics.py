@@ -75,7 +75,7 @@ def test_built_in_and_own_statistics_are_chosen_together_by_name_and_glob(run: R
 
 
 def test_a_wrong_name_is_told_the_nearest_of_all(run: Run) -> None:
-    with pytest.raises(SelectError, match=r"No statistic matches 'sparsty'.*for example: 'sparsity'"):
+    with pytest.raises(SelectError, match=r"No statistic matches 'sparsty'.*Near it: 'sparsity'"):
         run.stats(stat="sparsty")
 
 

@@ -50,11 +50,11 @@ def test_a_run_is_shown_from_the_view_site_kind_statistic_and_step_that_were_ask
 @pytest.mark.parametrize(
     ("asked", "told"),
     [
-        ({"view": "heat"}, "No view matches 'heat'. There are 8 views, for example: 'heatmap'"),
+        ({"view": "heat"}, "No view matches 'heat' among 8 views. Near it: 'heatmap'"),
         ({"site": "nowhere"}, "No site matches 'nowhere'"),
         ({"kind": "outputs"}, "No kind matches 'outputs'"),
         ({"stat": "median"}, "No statistic matches 'median'"),
-        ({"axis": "log"}, "No axis matches 'log'. There are 3 axes"),
+        ({"axis": "log"}, "No axis matches 'log' among 3 axes"),
         ({"format": "fp8"}, "No format matches 'fp8'"),
         ({"every": 0}, "every=0 shows no step"),
     ],

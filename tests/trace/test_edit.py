@@ -123,7 +123,7 @@ def test_another_shape_is_allowed_where_the_model_takes_it(model: Net) -> None:
     [
         ({"relu": 3}, "The edit of 'relu' is int: give a function of the result, or a tensor"),
         ({3: torch.zeros_like}, "chosen by a name, a glob or a function, not by int"),
-        ({"rleu": torch.zeros_like}, r"The edit of 'rleu' was never applied: .* Near it: relu"),
+        ({"rleu": torch.zeros_like}, r"The edit of 'rleu' was never applied: .* Near it: 'relu'"),
         ({lambda running: False: torch.zeros_like}, "said yes to no operation"),
     ],
 )

@@ -130,7 +130,7 @@ def test_wrong_numbers_and_names_are_errors_with_the_nearest(case: Case) -> None
     traced = trace(case)
     with pytest.raises(SelectError, match="no operation 99"):
         run_again(traced, case, Edits({99: torch.zeros_like}))
-    with pytest.raises(SelectError, match=r"Did you mean 3\.weight"):
+    with pytest.raises(SelectError, match=r"Near it: '3\.weight'"):
         run_again(traced, case, Edits(parameters={"3.weigth": torch.zeros(2, 4)}))
     with pytest.raises(ArgumentError, match="nothing computes it"):
         run_again(traced, case, Edits({0: torch.zeros_like}))

@@ -59,7 +59,7 @@ def test_an_exact_name_beats_a_substring_and_many_are_found_by_glob(trace: ls.Tr
 @pytest.mark.parametrize(
     ("key", "message"),
     [
-        ("lienar_1", r"No operation or module is called 'lienar_1'\. Near it: linear_1_1"),
+        ("lienar_1", r"No operation or module is called 'lienar_1'\. Near it: 'linear_1_1"),
         ("linear", r"'linear' matches 2 operations: linear_1_1, linear_2_3\. Give one of them"),
         (99, r"There is no operation 99: the pass has \d+, from 0"),
     ],

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -11,6 +10,7 @@ from layerscope.errors import SelectError
 from layerscope.graph.blocks import BlockRole, Hop, hops_along
 from layerscope.graph.layers import Naming
 from layerscope.graph.trace_blocks import Instance, TraceBlock, TraceBlocks, passes_text
+from layerscope.model.patterns import nearest
 from layerscope.model.records import name_in
 from layerscope.model.trace_record import TraceRecord, field_of_all
 
@@ -87,9 +87,7 @@ def _find(tree: TraceBlocks, name: str) -> int:
             if not number or number in numbers:
                 return block.index
     paths = sorted({block.path for block in tree.blocks if block.role is BlockRole.MODULE and block.path})
-    near = difflib.get_close_matches(path, paths, 3) or paths[:3]
-    what = f"No call of a module {name!r} with operations inside is in this pass."
-    raise SelectError(f"{what} {'Near it: ' + ', '.join(near) + '.' if near else 'It has no modules.'}")
+    raise SelectError(f"This pass has no call of a module {name!r} with operations inside. {nearest(path, paths)}")
 
 
 def _opened(tree: TraceBlocks, root: int, depth: int, *, sections: bool = True) -> set[int]:

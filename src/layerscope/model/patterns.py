@@ -76,9 +76,19 @@ def unmatched(pattern: str | re.Pattern[str], names: Sequence[str], what: str) -
     word = pattern if isinstance(pattern, str) else pattern.pattern
     if not names:
         return f"No {what} matches {word!r}: nothing is recorded yet."
-    near = difflib.get_close_matches(re.sub(r"[*?\[\]]", "", word), names, n=3, cutoff=0.3) or names[:3]
     noun = what if len(names) == 1 else {"axis": "axes"}.get(what, f"{what}s")
-    return f"No {what} matches {word!r}. There are {len(names)} {noun}, for example: {', '.join(map(repr, near))}."
+    return f"No {what} matches {word!r} among {len(names)} {noun}. {nearest(word, names)}"
+
+
+def nearest(name: str, names: Iterable[str]) -> str:
+    """The sentence that ends an error about a wrong name: the names most like it, or the first ones if none is.
+
+    >>> nearest("layer.0", ["layers.0", "layers.1", "head"])
+    "Near it: 'layers.0', 'layers.1'."
+    """
+    known = list(names)
+    near = difflib.get_close_matches(re.sub(r"[*?\[\]]", "", name), known, n=3, cutoff=0.4) or known[:3]
+    return f"Near it: {', '.join(map(repr, near))}." if near else "There are none."
 
 
 def _hits(pattern: Pattern, names: Sequence[str], known: set[str]) -> list[str]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Callable, Iterable, Sequence
 from fnmatch import fnmatchcase
 
 from layerscope.errors import SelectError
 from layerscope.graph.layers import Naming
+from layerscope.model.patterns import nearest
 from layerscope.model.trace_record import Operation, TraceRecord
 
 Key = str | int
@@ -72,7 +72,8 @@ class Lookup:
             return self._by_module[selector]
         matches = self._matching(selector)
         if not matches:
-            raise SelectError(self._unknown(selector))
+            names = (*self._naming.labels, *self._by_module)
+            raise SelectError(f"No operation or module is called {selector!r}. {nearest(selector, names)}")
         return matches
 
     def _matching(self, pattern: str) -> list[int]:
@@ -95,11 +96,6 @@ class Lookup:
                 f"There is no operation {position}: the pass has {count}, from 0 to {count - 1} (or -{count} to -1)."
             )
         return position % count
-
-    def _unknown(self, key: str) -> str:
-        names = [*self._naming.labels, *self._by_module]
-        near = difflib.get_close_matches(key, names, n=4, cutoff=0.4) or names[:4]
-        return f"No operation or module is called {key!r}. Near it: {', '.join(near)}."
 
     def keys(self, operation: int) -> list[str]:
         """Every key that leads to the operation."""

@@ -9,7 +9,6 @@ import weakref
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, SupportsFloat, TypeVar
 
@@ -20,6 +19,7 @@ from layerscope.capture.core.metrics import MetricReader
 from layerscope.capture.core.named_tensors import DependencyCache, Detail, NamedStep, NodeSpec
 from layerscope.capture.core.schedule import Balance, Late, Schedule, StepPolicy
 from layerscope.errors import ArgumentError, LayerscopeWarning, StateError
+from layerscope.model.patterns import nearest
 from layerscope.model.records import STEP_TYPE, Event, Metric, Overhead, Sink
 
 if TYPE_CHECKING:
@@ -476,9 +476,11 @@ def disabled(first_step: int = 0) -> Recorder:
 def _no_attribute(recorder: Recorder, name: str) -> AttributeError:
     """The error of an attribute that is not there, or cannot be set."""
     names = [known for known in dir(type(recorder)) if known[0] != "_"]
-    near = get_close_matches(name, names, 1, 0.5)
-    hint = f"Did you mean {near[0]!r}?" if near else f"It has: {', '.join(names)}."
-    text = f"A recorder has no attribute {name!r}. {hint}" if name not in names else f"{name!r} cannot be set."
+    text = (
+        f"A recorder has no attribute {name!r}. {nearest(name, names)}"
+        if name not in names
+        else f"{name!r} cannot be set."
+    )
     return AttributeError(text, name=name, obj=recorder)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -18,6 +17,7 @@ from layerscope.capture.torch.trace.op_graph import Nodes, OpGraph, Row
 from layerscope.capture.torch.trace.op_recorder import results_of
 from layerscope.capture.torch.trace.tracer import Tracer
 from layerscope.errors import ArgumentError, SelectError, StateError
+from layerscope.model.patterns import nearest
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,10 +73,9 @@ class LiveEditor:
             if not isinstance(when, str):
                 raise SelectError("An edit was never applied: its function said yes to no operation of the pass.")
             names = [name for name in self._names if name]
-            near = difflib.get_close_matches(when, names, n=3, cutoff=0.4) or names[:3]
             raise SelectError(
                 f"The edit of {when!r} was never applied: no operation that ran is of a function or in a module of "
-                f"that name. Near it: {', '.join(near) or 'nothing, as none ran'}."
+                f"that name. {nearest(when, names)}"
             )
 
     def _running(self, node: int, call: tuple[FunctionFacts, Row], position: int, tensor: Tensor) -> RunningOp:
@@ -226,9 +225,7 @@ def _parameters_replaced(model: nn.Module, values: Mapping[str, Tensor]) -> Iter
     with ExitStack() as stack:
         for name, value in values.items():
             if name not in known:
-                near = difflib.get_close_matches(name, known, n=3)
-                hint = f" Did you mean {', '.join(near)}?" if near else ""
-                raise SelectError(f"The model has no parameter {name!r}.{hint}")
+                raise SelectError(f"The model has no parameter {name!r}. {nearest(name, known)}")
             old = known[name]
             if old.shape != value.shape:
                 raise ArgumentError(f"{name} has shape {tuple(old.shape)}, and its replacement {tuple(value.shape)}.")
