@@ -37,27 +37,19 @@ __all__ = [
 ]
 
 _HOME = {
-    "Detail": "layerscope.capture.core.named_tensors",
-    "LayerscopeError": "layerscope.errors",
-    "Run": "layerscope.runs",
-    "Schedule": "layerscope.capture.core.schedule",
-    "Trace": "layerscope.traces",
-    "attach": "layerscope.api",
-    "compare": "layerscope.traces",
-    "draw": "layerscope.api",
-    "open": "layerscope.api",
-    "summary": "layerscope.api",
-    "trace": "layerscope.api",
-    "tracing": "layerscope.api",
-    "ui": "layerscope.api",
-    "watch": "layerscope.api",
+    **dict.fromkeys(("attach", "draw", "open", "summary", "trace", "tracing", "ui", "watch"), "api"),
+    **dict.fromkeys(("Trace", "compare"), "traces"),
+    "Detail": "capture.core.named_tensors",
+    "LayerscopeError": "errors",
+    "Run": "runs",
+    "Schedule": "capture.core.schedule",
 }
 
 
 def __getattr__(name: str) -> object:
     if name not in _HOME:
         raise AttributeError(f"module 'layerscope' has no attribute {name!r}; it has: {', '.join(__all__)}")
-    value: object = getattr(importlib.import_module(_HOME[name]), name)
+    value: object = getattr(importlib.import_module(f"layerscope.{_HOME[name]}"), name)
     globals()[name] = value
     return value
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from layerscope.capture.core.schedule import Every, Schedule
     from layerscope.capture.core.summarizer import StatisticsFunction, SummaryOptions
     from layerscope.capture.torch.targets import Choices, WatchSelection
+    from layerscope.model.records import ExtraSink
     from layerscope.runs import Run
     from layerscope.store.writer import FolderSink
     from layerscope.torch_traces import EditWhile, Save
@@ -45,6 +46,7 @@ def watch(  # noqa: PLR0913  the one verb that takes everything about a recordin
     detail: str | Detail = "samples",
     statistics: StatisticsFunction | None = None,
     sample: int | None = None,
+    also: Iterable[ExtraSink] = (),
     resume: bool | int = False,
     enabled: bool = True,
 ) -> Recorder:
@@ -69,6 +71,7 @@ def watch(  # noqa: PLR0913  the one verb that takes everything about a recordin
     `"all"`, or a `Detail`.
     `statistics`: a function from a tensor to a dict of further numbers.
     `sample`: of a larger tensor only this many elements, evenly spread, are summarized.
+    `also`: further sinks that receive the same records: objects with `write(records)` and `close()`.
     `resume`: True continues the run in `to` after its last step, a number continues it at that step.
     `enabled`: False records nothing and makes no folder until `run.enabled = True`.
     """
@@ -85,7 +88,7 @@ def watch(  # noqa: PLR0913  the one verb that takes everything about a recordin
     selection = choose(model, optimizer, kinds, sites, exclude)
     if resume is not False and to is None:
         raise ArgumentError("resume needs `to`: the folder of the run to continue.")
-    target = _Target(Path(to) if to is not None else PROJECT / _new_name(model), resume)
+    target = _Target(Path(to) if to is not None else PROJECT / _new_name(model), resume, _checked_sinks(also))
     how_much = detail if isinstance(detail, Detail) else Detail(detail)
     options = SummaryOptions(sample, statistics)
     return _recorder(selection, schedule_of(every), how_much, options, target, enabled=enabled)
@@ -96,17 +99,26 @@ class _Target(NamedTuple):
 
     folder: Path
     resume: bool | int
+    also: tuple[ExtraSink, ...]
 
     def open(self) -> FolderSink:
         """The run's folder, opened to write."""
         from layerscope.store.folder import create
         from layerscope.store.writer import FolderSink
 
-        sink = FolderSink(create(self.folder, resume=self.resume is not False))
+        sink = FolderSink(create(self.folder, resume=self.resume is not False), also=self.also)
         if sink.run.path.name != self.folder.name:
             text = f"{self.folder} is taken: this run is recorded to {sink.run.path}."
             warnings.warn(text, LayerscopeWarning, stacklevel=8)
         return sink
+
+
+def _checked_sinks(also: Iterable[ExtraSink]) -> tuple[ExtraSink, ...]:
+    sinks = tuple(also) if isinstance(also, Iterable) else (also,)
+    for sink in sinks:
+        if not all(callable(getattr(sink, method, None)) for method in ("write", "close")):
+            raise ArgumentError(f"also=[{sink!r}] is not a sink: it needs the methods write(records) and close().")
+    return sinks
 
 
 def _recorder(

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch.nn.modules import module as global_hooks
 
 import layerscope as ls
-from layerscope.capture.core.schedule import Budget, Keeping
+from layerscope.capture.core.schedule import Budget, StepPolicy
 from layerscope.errors import ArgumentError, LayerscopeError, LayerscopeWarning
 from tests.capture.models import Mlp
 
@@ -115,14 +115,14 @@ def test_a_step_is_kept_because_of_how_it_went(tmp_path: Path) -> None:
 
 def test_a_rule_that_asks_for_what_the_step_has_not_is_told_what_it_has() -> None:
     with pytest.warns(LayerscopeWarning, match=r"'accuracy'.*loss, loss_ema"):
-        assert not Keeping(lambda step: step.accuracy > 1).keeps(0, {"loss": 1.0})
+        assert not StepPolicy(ls.Schedule(keep_if=lambda step: step.accuracy > 1)).keeps(0, {"loss": 1.0})
 
 
 def test_a_running_mean_forgets_no_spike_and_remembers_no_nan() -> None:
     means: list[float] = []
-    keeping = Keeping(lambda step: bool(means.append(step.loss_ema)))  # type: ignore[func-returns-value]  # kept aside
+    policy = StepPolicy(ls.Schedule(keep_if=lambda step: means.append(step.loss_ema) is None))  # type: ignore[func-returns-value]
     for loss in (1.0, float("nan"), float("inf"), 2.0, 2.0):
-        keeping.keeps(0, {"loss": loss})
+        policy.keeps(0, {"loss": loss})
     assert means == pytest.approx([1.0, 1.0, 1.0, 1.0, 1.02])
 
 

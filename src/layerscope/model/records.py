@@ -83,6 +83,14 @@ class Series:
 
 
 @dataclass(frozen=True, slots=True)
+class NumberedSeries:
+    """A series and its number in the run."""
+
+    number: int
+    series: Series
+
+
+@dataclass(frozen=True, slots=True)
 class Summaries:
     """The summaries of one step: a row of moments and a run of encoded bit-counts for each series.
 
@@ -267,11 +275,32 @@ class Dependencies:
 
 Record = Summaries | CustomStatistics | Overhead | TensorValues | SampleStats | StepInfo | Metric | Event | CallGraph
 
+SinkRecord = Record | NumberedSeries | Dependencies
+
+
+class ExtraSink(Protocol):
+    """A sink besides the run folder, for `watch(also=[sink])`.
+
+    A thread of the sink's own calls it, so that it may take its time. If it raises, layerscope reports that once and
+    detaches it; if it is slow, its queue drops records, lowest priority first, and the run's events report the number.
+    """
+
+    def write(self, records: Sequence[SinkRecord]) -> None:
+        """Take records; their arrays are shared and must not be changed.
+
+        A `NumberedSeries` comes before the records that use its number, a `Dependencies` before the `StepInfo`.
+        """
+
+    def close(self) -> None:
+        """The recorder was closed, or `write` has raised."""
+
 
 class Sink(Protocol):
     """Receiver of a recorder's records. No method waits for a disk."""
 
-    cpu_s: float  # CPU seconds that writing took, in any thread or process
+    @property
+    def cpu_s(self) -> float:
+        """CPU seconds that writing took, in any thread or process."""
 
     def series_id(self, series: Series) -> int:
         """Number of the series; equal series have the same number during the whole run."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, TypeVar
 
@@ -18,6 +17,7 @@ from layerscope.model.records import (
     Ids,
     Ints,
     Metric,
+    NumberedSeries,
     Overhead,
     SampleStats,
     Series,
@@ -101,14 +101,6 @@ def _joined_values(contents: Sequence[Array]) -> pa.Array:
 
 
 _Number = TypeVar("_Number", bound=np.generic)
-
-
-@dataclass(frozen=True, slots=True)
-class NumberedSeries:
-    """A series and its number in the run."""
-
-    number: int
-    series: Series
 
 
 def series_row(series: Series) -> dict[str, object]:

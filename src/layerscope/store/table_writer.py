@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 
 from layerscope.errors import StoreError
-from layerscope.model.records import CallGraph, Event, TensorValues
+from layerscope.model.records import CallGraph, Event, SinkRecord, TensorValues
 from layerscope.store.folder import WritableRun
 from layerscope.store.format import RUN, TABLES
 from layerscope.store.graph_files import add_to_graph, dependencies_batch
@@ -27,7 +27,7 @@ from layerscope.store.record_batches import (
     why_not,
 )
 from layerscope.store.segments import SegmentWriter
-from layerscope.store.write_queue import Drops, Item, Load
+from layerscope.store.write_queue import Load, dropped_text
 
 Batcher = Callable[[Any], pa.RecordBatch]  # each takes its own table's items
 _BATCHERS: Mapping[str, Batcher] = {
@@ -40,7 +40,9 @@ _BATCHERS: Mapping[str, Batcher] = {
     "values": values_batch,
     **{table: partial(records_batch, table) for table in ("metrics", "overhead", "events", "steps")},
 }
-Refuse = Callable[[str, Item, Exception], None]  # takes the queue of an item that cannot be written, the item, and why
+Refuse = Callable[
+    [str, SinkRecord, Exception], None
+]  # takes the queue of an item that cannot be written, the item, and why
 
 
 class FolderGoneError(StoreError):
@@ -57,20 +59,22 @@ class Output:
         self._latest_step = 0  # where the writer's own events belong
         self._identity = _identity(run.path)
 
-    def write(self, load: Load, done: Callable[[str, list[Item]], None], refuse: Refuse) -> None:
+    def write(self, load: Load, done: Callable[[str, list[SinkRecord]], None], refuse: Refuse) -> None:
         """Writes a load queue by queue, telling which are done. After an OSError the rest is still in the load.
 
         An item that cannot be written at all is taken out too, and goes to `refuse` together with the reason.
         """
         self._check_folder()
         if load.dropped:
-            self.event("drop", _told(load.dropped))
+            self.event("drop", dropped_text(load.dropped, "the disk"))
             load.dropped = {}
         for queue, items in load.items.items():
             if items:
                 self._write_items(queue, items, partial(_take_out, load, queue, done), refuse)
 
-    def _write_items(self, queue: str, items: list[Item], done: Callable[[list[Item]], None], refuse: Refuse) -> None:
+    def _write_items(
+        self, queue: str, items: list[SinkRecord], done: Callable[[list[SinkRecord]], None], refuse: Refuse
+    ) -> None:
         """Writes items of one queue together; if that cannot be done, in halves, down to the items at fault."""
         try:
             self._write_queue(queue, items)
@@ -108,7 +112,7 @@ class Output:
         written = {table: segment.written for table, segment in self._segments.items()}
         return {"segments": {table: last for table, last in written.items() if last[0]}, "graph": self._graph}
 
-    def _write_queue(self, queue: str, items: list[Item]) -> None:
+    def _write_queue(self, queue: str, items: list[SinkRecord]) -> None:
         if queue == "graph":
             graphs = [item for item in items if isinstance(item, CallGraph)]
             trouble = add_to_graph(self._run.path, self._run.id, graphs)
@@ -121,7 +125,7 @@ class Output:
         if rows:
             self._segments[queue].write(_BATCHERS[queue](rows))
 
-    def _keepable(self, items: list[Item]) -> list[TensorValues]:
+    def _keepable(self, items: list[SinkRecord]) -> list[TensorValues]:
         """Values without those that cannot be kept, of which an event tells."""
         found = [item for item in items if isinstance(item, TensorValues)]
         refused = [(item, place, why) for item in found for place, why in enumerate(map(why_not, item.arrays)) if why]
@@ -133,18 +137,10 @@ class Output:
         return [kept for item in found for kept in keepable(item)]
 
 
-def _take_out(load: Load, queue: str, done: Callable[[str, list[Item]], None], items: list[Item]) -> None:
+def _take_out(load: Load, queue: str, done: Callable[[str, list[SinkRecord]], None], items: list[SinkRecord]) -> None:
     """Takes the first items of a queue out of a load: they are written, or never will be."""
     load.items[queue] = load.items[queue][len(items) :]
     done(queue, items)
-
-
-def _told(dropped: Mapping[str, Drops]) -> str:
-    parts = [
-        f"{drops.rows} rows of {table} (steps {drops.first_step} to {drops.last_step})"
-        for table, drops in dropped.items()
-    ]
-    return f"Dropped, because the disk was slower than the recording: {', '.join(parts)}."
 
 
 def _identity(folder: Path) -> tuple[int, int, int]:

@@ -1,10 +1,10 @@
-"""What waits to be written: bounded in bytes, and where that is not enough the least dear goes first."""
+"""The bounded queue between a training and a writer thread: what exceeds it is dropped, lowest priority first."""
 
 from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from layerscope.model.records import (
@@ -13,16 +13,14 @@ from layerscope.model.records import (
     Dependencies,
     Event,
     Metric,
+    NumberedSeries,
     Overhead,
-    Record,
     SampleStats,
+    SinkRecord,
     StepInfo,
     Summaries,
     TensorValues,
 )
-from layerscope.store.record_batches import NumberedSeries
-
-Item = Record | NumberedSeries | Dependencies
 
 DROPPED_FIRST = ("values", "sample_stats", "bits", "custom_statistics", "moments")  # the others are never dropped
 STEPS = "steps"  # a step is written when all that was kept of it has been
@@ -41,7 +39,7 @@ QUEUES = (
     "values",
     STEPS,
 )
-QUEUES_OF: Mapping[type[Item], tuple[str, ...]] = {
+QUEUES_OF: Mapping[type[SinkRecord], tuple[str, ...]] = {
     NumberedSeries: ("series",),
     Dependencies: ("dependencies",),
     Summaries: ("moments", "bits"),
@@ -60,7 +58,7 @@ _DESCRIBED_LENGTH = 200  # of what names an item in a message
 _NAME_BYTES = 64  # a short text and the reference to it; rows may share their texts, or not
 
 
-def size_of(queue: str, item: Item) -> int:
+def size_of(queue: str, item: SinkRecord) -> int:
     """Bytes an item holds in memory for one queue."""
     if type(item) in _SMALL:
         return _SMALL_BYTES
@@ -82,18 +80,23 @@ def size_of(queue: str, item: Item) -> int:
     return _SMALL_BYTES
 
 
-def rows_of(item: Item) -> int:
+def size_of_whole(queue: str, item: SinkRecord) -> int:
+    """The same where summaries are not split."""
+    return size_of(queue, item) + (size_of("bits", item) if isinstance(item, Summaries) else 0)
+
+
+def rows_of(item: SinkRecord) -> int:
     """Rows an item becomes in its table."""
     return len(item.series) if isinstance(item, Summaries | CustomStatistics | TensorValues) else 1
 
 
-def described(queue: str, item: Item) -> str:
-    """What an item is, for a message: its table, its step, and its name where it has one."""
+def described(queue: str, item: SinkRecord) -> str:
+    """Names an item in a message: its table, its name if it has one, its step."""
     of_series = item.series if isinstance(item, NumberedSeries) else None
     name = f"{of_series.kind.value} of {of_series.site!r}" if of_series else getattr(item, "name", "")
     step = getattr(item, "step", None)
-    told = (f"a record of {queue}", str(name), "" if step is None else f"at step {step}")
-    return " ".join(part for part in told if part)[:_DESCRIBED_LENGTH]
+    words = (f"a record of {queue}", str(name), "" if step is None else f"at step {step}")
+    return " ".join(word for word in words if word)[:_DESCRIBED_LENGTH]
 
 
 @dataclass(slots=True)
@@ -116,35 +119,49 @@ class Drops:
             self.rows += other.rows
 
 
+def dropped_text(dropped: Mapping[str, Drops], slow: str) -> str:
+    """The text of an event about rows that were dropped because something was slow."""
+    rows = ", ".join(
+        f"{drops.rows} rows of {table} (steps {drops.first_step} to {drops.last_step})"
+        for table, drops in dropped.items()
+    )
+    return f"Dropped, because {slow} was slower than the recording: {rows}."
+
+
 @dataclass(slots=True)
 class Load:
-    """Items taken out of the backlog together, by queue; they count against its bound until they are settled."""
+    """Items removed from the queues together; they count against the bound until they are settled."""
 
-    items: dict[str, list[Item]] = field(default_factory=dict)
+    items: dict[str, list[SinkRecord]] = field(default_factory=dict)
     dropped: dict[str, Drops] = field(default_factory=dict)  # since the last load
 
 
 class WriteQueue:
-    """Queues between the training thread and the writer thread. Every method takes a short lock and no file."""
+    """Queues between the training thread and a writer thread. Every method holds a lock for a short time.
 
-    def __init__(self, bound_bytes: int) -> None:
+    The folder writes moments and bit-counts to different tables: with `split` they are dropped separately.
+    """
+
+    def __init__(self, bound_bytes: int, *, split: bool = True) -> None:
         self._bound = bound_bytes
+        self._queues_of = QUEUES_OF if split else {**QUEUES_OF, Summaries: ("moments",)}
+        self._size_of: Callable[[str, SinkRecord], int] = size_of if split else size_of_whole
         self._lock = threading.Lock()
         self._settled = threading.Condition(self._lock)
-        self._queues: dict[str, deque[Item]] = {queue: deque() for queue in QUEUES}
+        self._queues: dict[str, deque[SinkRecord]] = {queue: deque() for queue in QUEUES}
         self._bytes = 0
         self._arrived = 0  # items ever added
         self._gone = 0  # items ever written, dropped or given up
         self._unreported: dict[str, Drops] = {}
         self.dropped: dict[str, int] = dict.fromkeys(DROPPED_FIRST, 0)
 
-    def add(self, *items: Item) -> int:
+    def add(self, *items: SinkRecord) -> int:
         """Takes items into the queues they belong to, drops what no longer fits; gives the bytes that wait."""
         with self._lock:
             for item in items:
-                for queue in QUEUES_OF[type(item)]:
+                for queue in self._queues_of[type(item)]:
                     self._queues[queue].append(item)
-                    self._bytes += size_of(queue, item)
+                    self._bytes += self._size_of(queue, item)
                     self._arrived += 1
             if self._bytes > self._bound:
                 self._drop()
@@ -159,20 +176,20 @@ class WriteQueue:
                 self._count(queue, item)
         self._settled.notify_all()
 
-    def _leave(self, queue: str, item: Item) -> None:
-        self._bytes -= size_of(queue, item)
+    def _leave(self, queue: str, item: SinkRecord) -> None:
+        self._bytes -= self._size_of(queue, item)
         self._gone += 1
 
-    def _count(self, queue: str, item: Item) -> None:
+    def _count(self, queue: str, item: SinkRecord) -> None:
         assert isinstance(item, Summaries | CustomStatistics | TensorValues | SampleStats)
         self._unreported.setdefault(queue, Drops()).add(self._count_dropped(queue, item), item.step)
 
-    def _count_dropped(self, queue: str, item: Item) -> int:
+    def _count_dropped(self, queue: str, item: SinkRecord) -> int:
         rows = rows_of(item)
         self.dropped[queue] = self.dropped.get(queue, 0) + rows
         return rows
 
-    def refuse(self, queue: str, item: Item) -> None:
+    def refuse(self, queue: str, item: SinkRecord) -> None:
         """Counts an item that cannot be written as dropped; it still has to be settled."""
         with self._lock:
             self._count_dropped(queue, item)
@@ -187,7 +204,7 @@ class WriteQueue:
                 waiting, taken = self._queues[queue], load.items.setdefault(queue, [])
                 while waiting and (room > 0 or queue not in DROPPED_FIRST) and self._is_due(queue):
                     taken.append(waiting.popleft())
-                    room -= size_of(queue, taken[-1])
+                    room -= self._size_of(queue, taken[-1])
             return load
 
     def _is_due(self, queue: str) -> bool:
@@ -202,7 +219,7 @@ class WriteQueue:
         assert isinstance(item, Summaries | CustomStatistics | TensorValues | SampleStats | StepInfo)
         return item.step
 
-    def settle(self, queue: str, items: Sequence[Item]) -> None:
+    def settle(self, queue: str, items: Sequence[SinkRecord]) -> None:
         """Forgets items that are written, or given up."""
         with self._lock:
             for item in items:

@@ -1,4 +1,4 @@
-"""How far something is, for who waits in a terminal."""
+"""Writes what is recorded into a run folder, on a thread of its own."""
 
 from __future__ import annotations
 
@@ -7,20 +7,28 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from layerscope.errors import LayerscopeWarning, StoreError
-from layerscope.model.records import DependencyLink, Event, NamedNode, Record, Series
+from layerscope.model.records import (
+    DependencyLink,
+    Event,
+    ExtraSink,
+    NamedNode,
+    NumberedSeries,
+    Record,
+    Series,
+    SinkRecord,
+)
 from layerscope.store.columns import storable
 from layerscope.store.compaction import compact
 from layerscope.store.folder import WritableRun
 from layerscope.store.graph_files import numbered
-from layerscope.store.record_batches import NumberedSeries
 from layerscope.store.table_writer import FolderGoneError, Output
-from layerscope.store.write_queue import Item, Load, WriteQueue, described
+from layerscope.store.write_queue import QUEUES, Load, WriteQueue, described, dropped_text
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -63,6 +71,7 @@ CLOSE_S = 30.0
 _FIRST_PAUSE_S = 0.5  # after a failed write; doubled with each further one
 _LONGEST_PAUSE_S = 30.0
 _REASON_LENGTH = 300  # of the text of an error
+_FOLDER = "folder"  # the source of a complaint; a sink that fails is one by itself
 _GRAPHS_KNOWN = 1000  # whose numbers need not be worked out again
 
 
@@ -78,31 +87,105 @@ def _program_has_ended() -> bool:
     )
 
 
+class SinkThread:
+    """Passes records on to a further sink, behind a queue and a thread of its own."""
+
+    def __init__(self, sink: ExtraSink, queue_bytes: int, report: Callable[[int, str, str], None]) -> None:
+        self.cpu_s = 0.0  # what the thread has used
+        self._sink = sink
+        self._name = type(sink).__name__
+        self._report = report  # takes a step, and the level and text of an event
+        self._step = 0  # the latest that was written
+        self._queue = WriteQueue(queue_bytes, split=False)
+        self._wake = threading.Event()
+        self._stopping = self._detached = False
+        # At the end of a program the folder's thread closes the recorder: Python need not wait for this one too.
+        self._thread = threading.Thread(target=self._work, name=f"layerscope-sink-{self._name}", daemon=True)
+        self._thread.start()
+
+    def put(self, *records: SinkRecord) -> None:
+        """Queue records for the sink."""
+        if not self._detached and self._queue.add(*records) >= FLUSH_BYTES:
+            self._wake.set()
+
+    def stop(self) -> None:
+        """Have the thread write what is queued, close the sink and end."""
+        self._stopping = True
+        self._wake.set()
+
+    def join(self, timeout_s: float) -> None:
+        """Wait for the thread to end."""
+        self._thread.join(timeout_s)
+        if self._thread.is_alive():
+            self._detach("did not finish in time. What it has not written is lost")
+
+    def _work(self) -> None:
+        try:
+            stopping = False
+            while not stopping:
+                self._wake.wait(FLUSH_S)
+                self._wake.clear()
+                stopping = self._stopping
+                while not (self._queue.empty or self._detached):
+                    self._write()
+            self._write()  # reports what was dropped since
+            self._sink.close()
+        except Exception as error:  # noqa: BLE001  a border: the sink is the user's, and must not stop a training
+            self._detach(f"failed ({type(error).__name__}: {error}). It is detached; the recording goes on")
+            with suppress(Exception):
+                self._sink.close()
+
+    def _write(self) -> None:
+        load = self._queue.take(2 * FLUSH_BYTES)
+        if load.dropped:
+            self._report(self._step, "drop", dropped_text(load.dropped, f"the sink {self._name}"))
+        records = [record for queue in QUEUES for record in load.items[queue]]
+        if records:
+            self._sink.write(records)
+            self._step = max(self._step, *(getattr(record, "step", 0) for record in records))
+        for queue, items in load.items.items():
+            self._queue.settle(queue, items)
+        self.cpu_s = time.thread_time()
+
+    def _detach(self, reason: str) -> None:
+        if not self._detached:
+            self._detached = True
+            self._queue.give_up(Load())
+            self._report(self._step, "warning", f"The sink {self._name} {reason}.")
+
+
 class FolderSink:
-    """A sink that writes into a run folder: `FolderSink(create("runs/first"))`.
+    """A sink that writes into a run folder, and passes everything on to further ones: `FolderSink(create("runs/a"))`.
 
     No method but `flush` and `close` waits for the disk. What goes wrong is told once, as a `LayerscopeWarning`
     of the next `put`, and never raised. In a forked child every method does nothing.
     """
 
-    def __init__(self, run: WritableRun, *, queue_bytes: int = QUEUE_BYTES, compact: bool = True) -> None:
+    def __init__(
+        self,
+        run: WritableRun,
+        *,
+        queue_bytes: int = QUEUE_BYTES,
+        compact: bool = True,
+        also: Iterable[ExtraSink] = (),
+    ) -> None:
         self.run = run
-        self.cpu_s = 0.0  # what the writer thread has used
+        self._writer_s = 0.0  # what the writer thread has used
         self._compact = compact
         self._pid = os.getpid()
         self._numbers = dict(run.series)
         self._next = run.next_series
         self._graphs: dict[tuple[tuple[NamedNode, ...], tuple[DependencyLink, ...]], int] = {}
         self._graphs_put: set[int] = set()
-        self._backlog = WriteQueue(queue_bytes)
+        self._queue = WriteQueue(queue_bytes)
         self._output = Output(run)
         self._wake = threading.Event()
         self._stopping = False
         self._lost = False  # nothing can be written any more
         self._dead = False  # the thread, for whatever reason
         self._failing_since: float | None = None
-        self._complaint: str | None = None
-        self._told: set[str] = set()
+        self._complaints: dict[str, str] = {}  # the latest of each source, for the training thread to warn of
+        self._warned: set[str] = set()  # reasons why the disk failed
         self._refused: set[tuple[str, str]] = set()  # queues and kinds of errors of items that cannot be written
         self._closed = False
         self._ends_itself = False  # the thread: nobody waits for it to mark the end of the session
@@ -111,11 +194,19 @@ class FolderSink:
         self._at_exit: Callable[[], Callable[[], None] | None] = lambda: None
         self._thread = _WriterThread(target=self._work, name=f"layerscope-writer-{run.path.name}")
         self._thread.start()
+        self._others = [SinkThread(sink, queue_bytes, self._report) for sink in also]
+        for other in self._others:
+            other.put(*(NumberedSeries(number, series) for series, number in run.series.items()))
+
+    @property
+    def cpu_s(self) -> float:
+        """Seconds of computing time that writing has taken."""
+        return self._writer_s + sum(other.cpu_s for other in self._others)
 
     @property
     def dropped(self) -> Mapping[str, int]:
         """Rows dropped so far, by table."""
-        return dict(self._backlog.dropped)
+        return dict(self._queue.dropped)
 
     def series_id(self, series: Series) -> int:
         """Number of the series, the same for equal series for the life of the run."""
@@ -128,7 +219,7 @@ class FolderSink:
             if number is None:
                 number = self._next
                 # The row waits before anybody knows the number: no row that uses it can be written earlier.
-                self._backlog.add(NumberedSeries(number, series))
+                self._add(NumberedSeries(number, series))
                 self._numbers[series] = number
                 self._next += 1
             self._numbers[known_as] = number
@@ -142,7 +233,7 @@ class FolderSink:
         graph = numbered(nodes, links)
         with self._naming:
             if graph.number not in self._graphs_put and os.getpid() == self._pid:
-                self._backlog.add(graph)
+                self._add(graph)
                 self._graphs_put.add(graph.number)
             if len(self._graphs) >= _GRAPHS_KNOWN:  # a network that is never twice the same
                 self._graphs.clear()
@@ -153,20 +244,29 @@ class FolderSink:
         """Takes over records; their arrays must not be written again."""
         if os.getpid() != self._pid or self._closed or not records:
             return
-        if self._complaint is not None or self._dead:
+        if self._complaints or self._dead:
             self._complain()
-        if self._lost:
-            return
-        if self._backlog.add(*records) >= FLUSH_BYTES:
+        self._add(*records)
+
+    def _add(self, *records: SinkRecord) -> None:
+        if not self._lost and self._queue.add(*records) >= FLUSH_BYTES:
             self._wake.set()
+        for other in self._others:
+            other.put(*records)
+
+    def _report(self, step: int, level: str, text: str) -> None:
+        """Records what happened to a further sink, and warns of a failure with the next `put`."""
+        self._queue.add(Event(step, level, text, time.time()))
+        if level == "warning":
+            self._complaints[text] = f"{self.run.path}: {text}"
 
     def flush(self, timeout_s: float = CLOSE_S) -> bool:
         """Waits until all that was put has been handed to the system; False if that failed or took too long."""
         if os.getpid() != self._pid or self._lost or not self._thread.is_alive():
             return False
         self._wake.set()
-        target, until = self._backlog.arrived, time.monotonic() + timeout_s
-        while not self._backlog.wait_until_gone(target, min(FLUSH_S, until - time.monotonic())):
+        target, until = self._queue.arrived, time.monotonic() + timeout_s
+        while not self._queue.wait_until_gone(target, min(FLUSH_S, until - time.monotonic())):
             if time.monotonic() >= until or not self._thread.is_alive():
                 return False
         return not self._lost
@@ -183,6 +283,7 @@ class FolderSink:
         """Writes what was taken, marks the end of the session, lets go of the folder and compacts it. Never raises."""
         if os.getpid() != self._pid or self._closed:
             return
+        self._close_others(timeout_s)
         self._closed = self._stopping = True
         if threading.current_thread() is self._thread:
             return  # which ends the session itself
@@ -194,10 +295,17 @@ class FolderSink:
         self._complain()
         self._end()
 
+    def _close_others(self, timeout_s: float) -> None:
+        until = time.monotonic() + timeout_s
+        for other in self._others:
+            other.stop()
+        for other in self._others:
+            other.join(max(0.0, until - time.monotonic()))
+
     def _end(self) -> None:
         try:
             if not self._lost:
-                if self._backlog.empty:
+                if self._queue.empty:
                     self.run.mark(closed_s=time.time(), drops=self.dropped, **self._output.written())
                 self.run.lock.release()
                 if self._compact:
@@ -209,15 +317,14 @@ class FolderSink:
             self.run.lock.release()
 
     def _complain(self) -> None:
-        """Gives the one warning of a trouble in the training thread, where it is seen."""
-        complaint, self._complaint = self._complaint, None
-        if complaint is None and self._dead and not (self._lost or self._closed):
-            complaint = (
+        """Warns once of each problem, in the training thread, where the warning is seen."""
+        if not self._complaints and self._dead and not (self._lost or self._closed):
+            self._complaints[_FOLDER] = (
                 f"The thread that writes {self.run.path} has died. Nothing more is recorded; the training goes on."
             )
             self._lost = True
-        if complaint is not None:
-            self._warn(complaint)
+        while self._complaints:
+            self._warn(self._complaints.popitem()[1])
 
     def _warn(self, text: str) -> None:
         warnings.warn(text, LayerscopeWarning, stacklevel=4)
@@ -253,7 +360,9 @@ class FolderSink:
         try:
             closing()
         except Exception as error:  # noqa: BLE001 -- a border: what was recorded until now is still written
-            self._complaint = f"{self.run.path}: closing the recorder failed ({type(error).__name__}: {error})."
+            self._complaints[_FOLDER] = (
+                f"{self.run.path}: closing the recorder failed ({type(error).__name__}: {error})."
+            )
             self.close()
 
     def _round(self) -> bool:
@@ -263,7 +372,7 @@ class FolderSink:
         self._close_recorder()
         stopping = self._ending()
         pause = _FIRST_PAUSE_S
-        while not self._backlog.empty:
+        while not self._queue.empty:
             if self._write():
                 pause = _FIRST_PAUSE_S
             elif self._ending():
@@ -288,38 +397,38 @@ class FolderSink:
             self._wake.clear()
 
     def _write(self) -> bool:
-        load = self._backlog.take(2 * FLUSH_BYTES)
+        load = self._queue.take(2 * FLUSH_BYTES)
         try:
-            self._output.write(load, self._backlog.settle, self._refuse)
+            self._output.write(load, self._queue.settle, self._refuse)
             if self._failing_since is not None:
                 self._recover()
         except OSError as error:
-            self._backlog.give_back(load)
+            self._queue.give_back(load)
             self._fail(error)
             return False
         finally:
-            self.cpu_s = time.thread_time()
+            self._writer_s = time.thread_time()
         return True
 
-    def _refuse(self, queue: str, item: Item, error: Exception) -> None:
+    def _refuse(self, queue: str, item: SinkRecord, error: Exception) -> None:
         """Counts an item that cannot be written as dropped, and says what it is, once for each reason."""
-        self._backlog.refuse(queue, item)
+        self._queue.refuse(queue, item)
         reason = f"{type(error).__name__}: {error}"[:_REASON_LENGTH]
         kind = (queue, type(error).__name__)
         if kind not in self._refused:
             self._refused.add(kind)
             text = f"Dropped, because it cannot be stored: {described(queue, item)} ({reason}). "
             text += "More of the same kind is counted in the drops of the session."
-            self._backlog.add(Event(getattr(item, "step", 0), "drop", text, time.time()))
-            self._complaint = f"{self.run.path}: {text} Everything else is recorded."
+            self._queue.add(Event(getattr(item, "step", 0), "drop", text, time.time()))
+            self._complaints[_FOLDER] = f"{self.run.path}: {text} Everything else is recorded."
 
     def _fail(self, error: OSError) -> None:
         reason = error.strerror or str(error)
         if self._failing_since is None:
             self._failing_since = time.time()
-        if reason not in self._told:  # a disk that fills up again and again is told of once
-            self._told.add(reason)
-            self._complaint = (
+        if reason not in self._warned:  # a disk that fills up again and again is told of once
+            self._warned.add(reason)
+            self._complaints[_FOLDER] = (
                 f"{self.run.path} cannot be written: {reason}. The training goes on. What is recorded "
                 "waits in memory and beyond its bound is dropped, whole tensors first; writing is tried again. "
                 "Make room, or close the recorder."
@@ -332,9 +441,9 @@ class FolderSink:
 
     def _give_up(self) -> None:
         """At the end, with a disk that takes nothing: what still waits is lost, and said to be."""
-        self._backlog.give_up(Load())
-        rows = {table: rows for table, rows in self._backlog.dropped.items() if rows}
-        self._complaint = (
+        self._queue.give_up(Load())
+        rows = {table: rows for table, rows in self._queue.dropped.items() if rows}
+        self._complaints[_FOLDER] = (
             f"{self.run.path} could not be written to its end; rows lost: {rows or 'only metrics and events'}."
         )
         self._lost = True
@@ -344,6 +453,6 @@ class FolderSink:
 
     def _lose(self, complaint: str) -> None:
         self._lost = True
-        self._complaint = complaint
+        self._complaints[_FOLDER] = complaint
         self._output.end()
-        self._backlog.give_up(Load())
+        self._queue.give_up(Load())

@@ -179,7 +179,7 @@ class Recorder:
             return
         entered_s, hooks_s = time.perf_counter(), self._listener.spent_s()  # evaluations are read in idle steps too
         numbers = self._metrics.read(metrics)
-        kept = self._policy.end(self._step, numbers)
+        kept = self._policy.keeps(self._step, numbers)
         summaries = self._end(kept=kept) if self._listening else None
         if not self._listening:
             self._listener.end_step(self._step)

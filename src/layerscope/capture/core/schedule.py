@@ -158,42 +158,6 @@ def schedule_of(every: Every) -> Schedule:
     return every if isinstance(every, Schedule) else Schedule(every)
 
 
-class Cadence:
-    """Which steps a schedule wants, by their types.
-
-    A step without a type follows the schedule's own numbers. A step with a type is recorded when enough steps have
-    gone by since the last recorded one of its type, so that a rare type is recorded whenever it occurs.
-    """
-
-    def __init__(self, schedule: Schedule) -> None:
-        self._schedule = schedule
-        self._of_type: dict[str, Schedule | None] = {}
-        # For each type its last recorded step, and the distance to the next.
-        self._last: dict[str, tuple[int, float]] = {}
-
-    def wants(self, step: int, type: str | None = None) -> bool:
-        """Whether the step is recorded; its type is None if `begin()` was not called."""
-        schedule = self._of(STEP_TYPE if type is None else type)
-        if schedule is None:
-            return False
-        if type is None:
-            return schedule.wants(step)
-        last, distance = self._last.get(type, (None, 0.0))
-        return schedule.picks(step) or (schedule.covers(step) and (last is None or step - last >= int(distance)))
-
-    def note(self, step: int, type: str) -> None:
-        """A step of the type was recorded."""
-        schedule = self._of(type)
-        if schedule is not None and isinstance(schedule.every, int):
-            _, distance = self._last.get(type, (0, schedule.every / schedule.back_off))
-            self._last[type] = step, distance * schedule.back_off
-
-    def _of(self, type: str) -> Schedule | None:
-        if type not in self._of_type:
-            self._of_type[type] = self._schedule.of_type(type)
-        return self._of_type[type]
-
-
 class Budget:
     """Keeps account of all steps and of what recording took of them.
 
@@ -225,22 +189,53 @@ class Budget:
         return self._spent_s / self._total_s if self._total_s else 0.0
 
 
-class Keeping:
-    """Asks the user's rule whether a step is kept, and remembers the running means it may want."""
+class StepPolicy:
+    """Decides which steps are read, and which of those are recorded.
 
-    def __init__(self, rule: KeepIf | None = None) -> None:
-        self._rule = rule
+    A step without a type follows the schedule's own numbers. A step with a type is recorded when enough steps have
+    gone by since the last recorded one of its type, so that a rare type is recorded whenever it occurs.
+    """
+
+    def __init__(self, schedule: Schedule) -> None:
+        self._schedule = schedule
+        self.budget = Budget(schedule.budget)
+        self.wanted = False  # whether the step in progress is recorded, however it goes
+        self._of_type: dict[str, Schedule | None] = {}
+        # For each type its last recorded step, and the distance to the next.
+        self._last: dict[str, tuple[int, float]] = {}
+        self._means: dict[str, float] = {}  # running means of metrics
         self._warned = False
-        self._means: dict[str, float] = {}
 
-    @property
-    def is_late(self) -> bool:
-        """Whether there is a rule, so that any step may be kept."""
-        return self._rule is not None
+    def begin(self, step: int, type: str | None) -> bool:
+        """Whether the step is read: it is recorded, or may still be kept. Its type is None without `begin()`."""
+        affordable = self.budget.affords()
+        self.wanted = affordable and self._wants(step, type)
+        return self.wanted or (affordable and (self._schedule.keep_if is not None or self._schedule.keep_last > 0))
+
+    def _wants(self, step: int, type: str | None) -> bool:
+        schedule = self._of(STEP_TYPE if type is None else type)
+        if schedule is None:
+            return False
+        if type is None:
+            return schedule.wants(step)
+        last, distance = self._last.get(type, (None, 0.0))
+        return schedule.picks(step) or (schedule.covers(step) and (last is None or step - last >= int(distance)))
+
+    def _of(self, type: str) -> Schedule | None:
+        if type not in self._of_type:
+            self._of_type[type] = self._schedule.of_type(type)
+        return self._of_type[type]
+
+    def note_recorded(self, step: int, type: str) -> None:
+        """A step of the type was recorded: the next one of the type is due after a distance."""
+        schedule = self._of(type)
+        if schedule is not None and isinstance(schedule.every, int):
+            _, distance = self._last.get(type, (0, schedule.every / schedule.back_off))
+            self._last[type] = step, distance * schedule.back_off
 
     def keeps(self, step: int, metrics: Mapping[str, float]) -> bool:
-        """Whether the rule wants the step; called for every step, in order."""
-        if self._rule is None:
+        """Whether `keep_if` keeps the step; called for every step, in order."""
+        if self._schedule.keep_if is None:
             return False
         facts = StepFacts(step, metrics, self._means)
         for name, value in metrics.items():
@@ -248,38 +243,13 @@ class Keeping:
                 before = self._means.get(name, value)
                 self._means[name] = _DECAY * before + (1 - _DECAY) * value
         try:
-            return bool(self._rule(facts))
+            return bool(self._schedule.keep_if(facts))
         except Exception as error:  # noqa: BLE001  the user's rule must not end the user's training
             if not self._warned:
                 self._warned = True
                 text = f"keep_if failed at step {step} ({type(error).__name__}: {error}). Such steps are not kept."
                 warnings.warn(text, LayerscopeWarning, stacklevel=4)
             return False
-
-
-class StepPolicy:
-    """Decides which steps are read, and which of those are recorded."""
-
-    def __init__(self, schedule: Schedule) -> None:
-        self.keep_last = schedule.keep_last
-        self.budget = Budget(schedule.budget)
-        self.wanted = False  # whether the step in progress is recorded, however it goes
-        self._cadence = Cadence(schedule)
-        self._keeping = Keeping(schedule.keep_if)
-
-    def begin(self, step: int, type: str | None) -> bool:
-        """Whether the step that begins is read: because it is recorded, or because it may still be kept."""
-        affordable = self.budget.affords()
-        self.wanted = affordable and self._cadence.wants(step, type)
-        return self.wanted or (affordable and (self._keeping.is_late or self.keep_last > 0))
-
-    def end(self, step: int, metrics: Mapping[str, float]) -> bool:
-        """Whether `keep_if` keeps the step; called for every step, in order."""
-        return self._keeping.keeps(step, metrics)
-
-    def note_recorded(self, step: int, type: str) -> None:
-        """A step of the type was recorded: the next one of the type is due after a distance."""
-        self._cadence.note(step, type)
 
 
 @dataclass(slots=True)
