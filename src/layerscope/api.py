@@ -7,7 +7,7 @@ import os
 import time
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -185,12 +185,12 @@ def _next_step(folder: Path) -> int:
 def trace(
     model: Callable[..., Any], *inputs: Any, save: Save = "all", seed: int | None = None, **named_inputs: Any
 ) -> Trace:
-    """Every operation of one pass: `model(*inputs, **named_inputs)` is called once, and `trace.output` is what it gave.
+    """Call `model(*inputs, **named_inputs)` once and record every operation; `trace.output` is the result.
 
-    `save` says which values are kept: `"all"`, None, or any key of the trace, a substring, a glob, a function of the
-    operation's record, or a list of them. `seed` is set for the pass, and the random state restored after it. The
-    result of the call, its gradients and the model are those of a plain call. An error of the model is raised with
-    the trace so far as its `layerscope_trace`. Further options: `tracing`.
+    `save` says which values are kept: `"all"`, None, or a key of the trace, a substring, a glob, a function of the
+    operation's record, or a list of them. `seed` is set for the call, and the random state restored after it. The
+    result, its gradients and the model are those of a plain call. If the model raises, the error has the trace until
+    then as `layerscope_trace`. `tracing` has further options.
     """
     _need_torch("trace()")
     if not callable(model):
@@ -206,36 +206,49 @@ def tracing(
     save: Save = "all",
     seed: int | None = None,
     open_composites: bool = False,
-    edit: EditWhile | None = None,
+    edits: EditWhile | None = None,
 ) -> AbstractContextManager[Trace]:
-    """A `with` block in which every torch operation of this thread is recorded, backward passes included.
+    """Record every torch operation of this thread in a `with` block, backward passes included.
 
     `model` gives modules and parameters their names, and its calls inputs and outputs. `open_composites` shows Python
-    functions such as `einsum` or `multi_head_attention_forward` as the operations they are made of. `edit` maps
-    operations, by function (`"relu"`), module path or glob (`"features.*"`) or a function of what is known of them
-    while they run, to a function of their result, or to the tensor to put in its place; the pass goes on with that.
+    functions such as `einsum` or `multi_head_attention_forward` as the operations they are made of. `edits` maps
+    operations to a function of their result, or to a tensor that replaces it; the pass continues with that. Keys are
+    a function's name (`"relu"`), a module path or glob (`"features.*"`), or a predicate of the running operation.
     """
     _need_torch("tracing()")
     from layerscope.torch_traces import TraceOptions
     from layerscope.torch_traces import tracing as traced_block
 
-    return traced_block(model, TraceOptions(save, seed, open_composites, edit))
+    return traced_block(model, TraceOptions(save, seed, open_composites, edits))
 
 
-def draw(model: Callable[..., Any], *inputs: Any, to: str | Path | None = None, **options: Any) -> str:
-    """The graph of `model(*inputs)` as SVG, also written to a `.svg`, `.png` or `.dot` file; options: `Trace.draw`."""
-    return trace(model, *inputs, save=None).draw(to, **options)
+def draw(  # noqa: PLR0913  the options of a drawing
+    model: Callable[..., Any],
+    *inputs: Any,
+    to: str | Path | None = None,
+    depth: int | None = None,
+    rolled: bool = True,
+    focus: str | None = None,
+    color_by: str | Mapping[int, float] | None = None,
+    expanded: Collection[str] = (),
+) -> str:
+    """Draw the graph of `model(*inputs)`; returns SVG text, and writes it to `to`: `.svg`, `.png` or `.dot`.
+
+    `depth`, `rolled`, `focus`, `color_by` and `expanded` are those of `Trace.draw`.
+    """
+    traced = trace(model, *inputs, save=None)
+    return traced.draw(to, depth=depth, rolled=rolled, focus=focus, color_by=color_by, expanded=expanded)
 
 
 def summary(model: nn.Module, *inputs: Any, **named_inputs: Any) -> ModelSummary:
-    """The modules of a model as a table: output shapes, parameters, FLOPs, from one pass with the inputs."""
+    """List the modules of a model with output shapes, parameters and FLOPs, from one pass with the inputs."""
     from layerscope.traces import ModelSummary
 
     return ModelSummary(trace(model, *inputs, save=None, **named_inputs).record)
 
 
 def open(path: str | Path) -> Run:
-    """The run in a folder, finished or still being written."""
+    """Open the run in a folder, finished or still being written."""
     from layerscope.runs import Run
 
     return Run(path)

@@ -32,7 +32,7 @@ class TraceOptions:
     save: Save = "all"  # "all", None, or what to keep: any key of the trace, a substring, a glob, a function
     seed: int | None = None  # set for the pass, and the random state restored after it
     open_composites: bool = False  # show `einsum` and its like as the calls they make
-    edit: EditWhile | None = None  # what to put in place of the results of some operations
+    edits: EditWhile | None = None  # replacements of the results of some operations
 
 
 def traced_call(
@@ -65,7 +65,7 @@ def tracing(target: object, options: TraceOptions) -> Iterator[Trace]:
     model = target if isinstance(target, nn.Module) else None
     name = "nothing" if target is None else str(getattr(target, "__name__", type(target).__name__))
     tracer = Tracer(model, keep=options.save is not None, open_composites=options.open_composites)
-    editor = tracer.ops.editor = LiveEditor(tracer.graph, options.edit) if options.edit else None
+    editor = tracer.ops.editor = LiveEditor(tracer.graph, options.edits) if options.edits else None
     live = _LivePass(tracer, name if model is None else type(model).__name__, options)
     trace = Trace(live.record, tracer.ops.memory.values, gradients=tracer.gradients, engine=live)
     with _seeded(options.seed):

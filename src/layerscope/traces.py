@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -316,12 +316,29 @@ class Trace:
         other = {index: function for key, function in (functions or {}).items() for index in self.lookup.one(key)}
         return self._live("rerun()").rerun(changed, other, parameters or {})
 
-    def draw(self, path: str | Path | None = None, **options: Any) -> str:  # Any: the fields of DrawOptions
-        """The graph as SVG text, also written to a file: `.svg`, `.png` or `.dot`. Options: see `DrawOptions`."""
+    def draw(  # noqa: PLR0913  the options of a drawing
+        self,
+        path: str | Path | None = None,
+        *,
+        depth: int | None = None,
+        rolled: bool = True,
+        focus: str | None = None,
+        color_by: str | Mapping[int, float] | None = None,
+        gradient: Collection[int] = (),
+        expanded: Collection[str] = (),
+    ) -> str:
+        """Draw the graph; returns SVG text, and writes it to `path`: `.svg`, `.png` or `.dot`.
+
+        `depth` is how many levels of modules are open, by default as many as can be read; modules in `expanded` are
+        open at any depth. `rolled=False` draws every pass of a repeated layer. `focus` draws one module: `"encoder.0"`,
+        or `"encoder.0#2"` for its second call. `color_by` is a numeric field of operations, such as `"elapsed_s"`, or a
+        number for each operation. `gradient=trace.gradients` marks the operations that a backward pass reached.
+        """
         from layerscope.views.draw.output import draw_pass
         from layerscope.views.draw.picture import DrawOptions
 
-        return draw_pass(self.record, self.naming, Path(path) if path is not None else None, DrawOptions(**options))
+        options = DrawOptions(depth, rolled, focus, color_by, gradient, expanded)
+        return draw_pass(self.record, self.naming, Path(path) if path is not None else None, options)
 
     def save(self, folder: str | Path, *, step: int | None = None) -> Path:
         """Write the trace into a run, a new one or one that is there; `ls.open(folder).traces()` reads it back.

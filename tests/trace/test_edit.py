@@ -1,4 +1,4 @@
-"""Results replaced while the pass runs: `tracing(edit={selector: function})`."""
+"""Results replaced while the pass runs: `tracing(edits={selector: function})`."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def model() -> Net:
 
 def edited(model: nn.Module, edit: Any) -> tuple[ls.Trace, Tensor]:
     x = numbers(3, 4)
-    with ls.tracing(model, edit=edit) as trace:
+    with ls.tracing(model, edits=edit) as trace:
         output = model(x)
     return trace, output
 
@@ -70,7 +70,7 @@ def test_a_tensor_takes_the_results_place_and_several_edits_follow_one_another(m
 
 
 def test_gradients_flow_through_the_edit(model: Net) -> None:
-    with ls.tracing(model, edit={"features.2": lambda result: result * 3}) as trace:
+    with ls.tracing(model, edits={"features.2": lambda result: result * 3}) as trace:
         model(numbers(3, 4)).sum().backward()
     inner = trace["features.1"].grad  # type: ignore[union-attr]
     traced = model.features[0].weight.grad
@@ -96,7 +96,7 @@ def test_a_result_written_in_place_is_written_over() -> None:
         y.relu_()
         return y + 1
 
-    with ls.tracing(edit={"relu": torch.zeros_like}):
+    with ls.tracing(edits={"relu": torch.zeros_like}):
         output = forward(numbers(3, 4))
     assert torch.equal(output, torch.ones(3, 4))
 
@@ -138,5 +138,5 @@ def test_an_edit_must_give_a_tensor(model: Net) -> None:
 
 
 def test_an_error_of_the_model_is_not_hidden_by_an_edit_that_was_never_applied(model: Net) -> None:
-    with pytest.raises(ZeroDivisionError), ls.tracing(model, edit={"nowhere": torch.zeros_like}):
+    with pytest.raises(ZeroDivisionError), ls.tracing(model, edits={"nowhere": torch.zeros_like}):
         raise ZeroDivisionError
