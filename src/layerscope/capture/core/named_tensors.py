@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from layerscope.capture.core.schedule import Balance, Late
 from layerscope.errors import ArgumentError, SelectError, StateError
 from layerscope.model.records import STEP_TYPE, DependencyLink, NamedNode, Sink, StepInfo, TensorType
+
+if TYPE_CHECKING:
+    from layerscope.capture.core.named_reader import NamedReader
 
 Hear = Callable[[object, str], None]
 
@@ -110,46 +113,11 @@ class NamedTensor:
         return f"{self.name}@{self.context}" if self.context else self.name
 
 
-class NamedTensorReader(Protocol):
-    """A framework's side: reads the tensors that are named, and finds out how they depend on each other."""
-
-    def begin(self, *, expected: bool, traced: bool) -> None:
-        """Make ready for a step, in which it is certain or not that something will be named."""
-
-    def form(self, tensor: object, batch_dim: int | None, name: str) -> tuple[tuple[int, ...], int | None]:
-        """Shape of the tensor, and which dimension is the batch's; an error if it is no tensor."""
-
-    def is_recorded_by_others(self) -> bool:
-        """Whether a compiler looks at what is computed, and must not find our operations in it."""
-
-    @property
-    def context(self) -> str:
-        """The context of what is computed now, "" outside of any."""
-
-    def computes_again(self) -> bool:
-        """Whether that is so, or a forward is run again in a backward: what is named then has been named before."""
-
-    def read(self, entry: NamedTensor, tensor: Any) -> None:  # Any: each framework has its own tensors
-        """Take a named tensor in."""
-
-    def follow(self, entry: NamedTensor, tensor: Any) -> None:
-        """Take in the gradient of a tensor that was named before."""
-
-    def tell_unheard(self, name: str) -> None:
-        """Say, once, that something is named in a backward and that nothing is recorded there."""
-
-    def name_gradients(self, loss: str) -> None:
-        """Give a name to the loss whose gradients have arrived since the last time."""
-
-    def link(self, source: Any, target: Any) -> None:
-        """Let one entry or tensor depend on another."""
-
-
 @dataclass(slots=True)
 class NamedStep:
     """What was named in the step in progress, and what was said about the step."""
 
-    reader: NamedTensorReader
+    reader: NamedReader
     detail: Detail
     holds: bool  # whether all samples are held until the step ends
     known: Container[int]  # hashes of what is said in steps whose graphs are known

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, NoReturn, SupportsFloat, TypeVar
 
 from layerscope.capture.core.collector import EndedStep, EndedSteps, StepSummaries
 from layerscope.capture.core.lifetime import call_in_forked_children, is_interrupted, keep_with, let_go
-from layerscope.capture.core.listening import Listener
 from layerscope.capture.core.metrics import MetricReader
 from layerscope.capture.core.named_tensors import DependencyCache, Detail, NamedStep, NodeSpec
 from layerscope.capture.core.schedule import Balance, Late, Schedule, StepPolicy
@@ -24,6 +23,8 @@ from layerscope.model.records import STEP_TYPE, Event, Metric, Overhead, Sink
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+    from layerscope.capture.core.listener import ModelListener
 
 
 _ENDED = "Recording ended."
@@ -38,7 +39,7 @@ class Opened:
     """What a recorder writes to and listens with."""
 
     sink: Sink
-    listener: Listener
+    listener: ModelListener
     first_step: int = 0
     path: Path | None = None
     models: tuple[object, ...] = ()  # keep the recorder alive
@@ -73,7 +74,7 @@ class Recorder:
 
     _path: Path | None = None
     _sink: Sink
-    _listener: Listener
+    _listener: ModelListener
     _dependencies: DependencyCache
     _is_open = False  # whether there is a sink to write to
     _closed = False
