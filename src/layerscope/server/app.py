@@ -27,9 +27,9 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from layerscope.errors import LayerscopeError, SelectError
 from layerscope.server.catalogue import LOOK_EVERY_S, Catalogue, Compactor, State
-from layerscope.server.messages import Change
-from layerscope.server.routes.custom_view import OwnView
-from layerscope.server.routes.run import routes, sites
+from layerscope.server.custom_view import OwnView
+from layerscope.server.routes import routes
+from layerscope.server.wire import Change
 
 LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
 
@@ -197,7 +197,7 @@ def create_app(
 
     @contextlib.asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        catalogue.warm_up(sites)
+        catalogue.warm_up()
         yield
         catalogue.close()
 

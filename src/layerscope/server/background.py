@@ -12,6 +12,8 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +21,10 @@ import pyarrow as pa
 
 from layerscope.diagnose.findings import Diagnosis, Evidence, Finding, NotChecked, Severity
 from layerscope.diagnose.rules import check
-from layerscope.errors import StoreError
+from layerscope.errors import LayerscopeError, StoreError
 from layerscope.store.compaction import needs_compaction
 from layerscope.store.reader import Reader
+from layerscope.views.findings import FindingCounts, counts_of
 
 GIVES_WAY = 19  # priority of a process: the lowest
 INTERRUPTED = (130, -signal.SIGINT, -signal.SIGTERM)
@@ -88,6 +91,74 @@ def _finding(plain: dict[str, Any]) -> Finding:  # Any: whatever JSON holds
 
 
 log = logging.getLogger(__name__)
+REST = 10.0  # a run that grows is checked again after this many times what the last check took
+LEAST_REST_S = 5.0
+
+
+@dataclass(slots=True)
+class _Known:
+    revision: object
+    diagnosis: Diagnosis | None  # None where it failed
+    again: float  # not to be looked at before that time
+
+
+class Diagnoses:
+    """Diagnoses of runs by their folder. `known` and `counts` never wait; `of` does."""
+
+    def __init__(self) -> None:
+        self._background = ThreadPoolExecutor(1, "layerscope-check")
+        self._known: dict[Path, _Known] = {}
+        self._queued: set[Path] = set()
+        self._lock = threading.Lock()
+        self._one = threading.Lock()  # two checks at once would only slow each other down
+
+    def close(self) -> None:
+        """Start no further check."""
+        self._background.shutdown(wait=False, cancel_futures=True)
+
+    def known(self, path: Path) -> FindingCounts | None:
+        """The numbers as far as they are known."""
+        with self._lock:
+            known = self._known.get(path)
+        return None if known is None or known.diagnosis is None else counts_of(known.diagnosis)
+
+    def counts(self, path: Path, revision: object) -> FindingCounts | None:
+        """The same; a run that is new or has grown is checked soon."""
+        with self._lock:
+            known = self._known.get(path)
+            stale = known is None or (known.revision != revision and time.monotonic() >= known.again)
+            if stale and path not in self._queued:
+                self._queued.add(path)
+                self._background.submit(self._in_background, path, revision)
+        return self.known(path)
+
+    def of(self, path: Path, revision: object) -> Diagnosis:
+        """The diagnosis of a run, at most a few seconds old while it grows."""
+        with self._one:
+            known = self._known.get(path)
+            fresh = known is not None and (known.revision == revision or time.monotonic() < known.again)
+            if fresh and known is not None and known.diagnosis is not None:
+                return known.diagnosis
+            began = time.monotonic()
+            diagnosis = None
+            try:
+                diagnosis = checked(path)
+            finally:
+                now = time.monotonic()
+                with self._lock:
+                    self._known[path] = _Known(revision, diagnosis, now + max(LEAST_REST_S, REST * (now - began)))
+            return diagnosis
+
+    def _in_background(self, path: Path, revision: object) -> None:
+        try:
+            self.of(path, revision)
+        except (LayerscopeError, OSError) as error:
+            log.warning("Checking %s failed: %s", path, error)
+        finally:
+            with self._lock:
+                self._queued.discard(path)
+
+
 QUIET_S = 0.6
 
 

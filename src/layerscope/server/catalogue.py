@@ -7,78 +7,35 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
-from functools import partial
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
 from layerscope.errors import LayerscopeError, SelectError, StoreError
 from layerscope.model.lru_cache import LRUCache
-from layerscope.model.records import Dependencies, Floats, Ints
-from layerscope.query import tables
+from layerscope.model.records import Dependencies
 from layerscope.query.discover import RunFolder, find_runs, is_still_run
-from layerscope.query.history import History, read_history
-from layerscope.query.named_tensors import NamedTensors
-from layerscope.query.run_tables import series_history
-from layerscope.server.background import IdleWorker
-from layerscope.server.messages import RunEntry
-from layerscope.server.routes.findings import Diagnoses
+from layerscope.server import wire
+from layerscope.server.background import Diagnoses, IdleWorker
 from layerscope.store.reader import Reader, RowGroupCache, read_manifest, unread_problems
 from layerscope.store.traces import passes_revision
-from layerscope.views.scalar import metrics_in_order
+from layerscope.views.dependencies import ProjectGraphs
+from layerscope.views.open_run import OpenRun, RunOrProblem, SeriesNumber, ViewCache
+from layerscope.views.run_overview import RunEntry, bounded_text, run_entry, site_list
 
 Compactor = Callable[[Path], None]
 
 log = logging.getLogger(__name__)
-SPARKLINE = 120  # points of a run's small curve
-LOOK_EVERY_S = 0.25
-KEPT_BYTES = 4 * 2**20  # of histories
+LOOK_EVERY_S, GRAPHS_EVERY_S = 0.25, 1.0
 KEPT_FILE_BYTES = 28 * 2**20  # of what was read for them: more than one has of it
 KEPT_RUNS = 12  # open readers: more than a comparison shows; each may hold a file handle for every table
-LONGEST_PROBLEM = 1000  # characters
 
 
 @dataclass(slots=True)
-class OpenRunEntry:
-    """A run that is being read; hold the lock while reading."""
-
-    reader: Reader
-    id: str  # of the manifest: another one means that the run was deleted and made again
-    lock: threading.Lock = field(default_factory=threading.Lock)
-    sites: tuple[object, object, bytes] | None = None  # what the list of its sites was made of, and the message
-    histories: LRUCache[tuple[int, int], History] = field(
-        default_factory=lambda: LRUCache(KEPT_BYTES, lambda history: history.nbytes)
-    )
-    _named: LRUCache[str, NamedTensors] = field(default_factory=lambda: LRUCache(1))
-
-    def history(self, series: int, rank: int) -> History:
-        """The rows of one series; kept for a while, since the charts of a site, and its next axis, need the same."""
-        self.place(series, rank)
-        make = partial(series_history, self.reader, series, rank)
-        return self.histories.get((series, rank), make, self.reader.revision())
-
-    def named(self) -> NamedTensors:
-        """The named tensors as they are by now."""
-        return self._named.get(self.reader.revision(), lambda: NamedTensors(self.reader))
-
-    def dtype(self, series: int, rank: int) -> str:
-        """The number format of a series."""
-        return str(self.reader.series()["dtype"][self.place(series, rank)].as_py())
-
-    def place(self, series: int, rank: int) -> int:
-        """The row of a series in the table of all."""
-        known = self.reader.series()
-        found = np.flatnonzero((tables.ints(known, "series") == series) & (tables.ints(known, "rank") == rank))
-        if not len(found):
-            raise SelectError(f"The run has no series {series} of rank {rank}. It has {len(known)} series.")
-        return int(found[0])
-
-
-@dataclass(slots=True)
-class Known:
+class KnownRun:
     """What stays of a run when its reader is closed."""
 
     id: str
@@ -111,17 +68,21 @@ class Catalogue:
     def __init__(self, root: Path, compactor: Compactor | None = None) -> None:
         self.root = root
         self.diagnoses = Diagnoses()
-        self.quiet = IdleWorker()
+        self.idle = IdleWorker()
         self._row_groups = RowGroupCache(KEPT_FILE_BYTES, lambda table: int(table.nbytes))
         self._compactor = compactor
         self._background = ThreadPoolExecutor(1, "layerscope-compact")
-        self._opened: LRUCache[str, OpenRunEntry] = LRUCache(KEPT_RUNS)  # a dropped one is closed when its reads end
-        self._known: dict[str, Known] = {}
+        self._opened: LRUCache[str, OpenRun] = LRUCache(KEPT_RUNS)  # a dropped one is closed when its reads end
+        self._known: dict[str, KnownRun] = {}
         self._paths: dict[str, Path] = {}
+        self._views = ViewCache()
+        self._site_messages: LRUCache[str, bytes] = LRUCache(KEPT_RUNS)
+        self._project_graphs, self._graphs_until = ProjectGraphs(), 0.0
+        self._graphs_lock = threading.Lock()
         self._lock = threading.Lock()
         self._look_lock = threading.Lock()
         self._looked: tuple[float, dict[str, State]] = (0.0, {})
-        self._told: set[str] = set()  # folders that could not be looked into: one warning each
+        self._warned: set[str] = set()  # folders that could not be looked into: one warning each
         self._logged: set[str] = set()  # errors that are not ours
 
     @property
@@ -132,41 +93,42 @@ class Catalogue:
     def close(self) -> None:
         """Start nothing more in the background."""
         self.diagnoses.close()
-        self.quiet.close()
+        self.idle.close()
         self._background.shutdown(wait=False, cancel_futures=True)
 
-    def warm_up(self, look: Callable[[OpenRunEntry, str], object] | None = None) -> Future[None]:
-        """Open in the background what a page asks for first: there is time for that while a browser starts.
+    def warm_up(self) -> Future[None]:
+        """Open in the background what a page asks for first: there is time for that while a browser starts."""
+        return self._background.submit(self._open_first)
 
-        `look` is called with the run that is shown first, and its name.
-        """
-        return self._background.submit(self._open_first, look)
+    def _open_first(self) -> None:
+        with contextlib.suppress(LayerscopeError, OSError):  # the request for it reports the error
+            readable = [entry.name for entry in self.entries() if entry.status != "unreadable"]
+            for name in readable[:1]:
+                run = self.open(name)
+                with run.lock:
+                    self.site_message(run)
+                    for series in run.reader.series().slice(0, 1).to_pylist():
+                        run.history(SeriesNumber(series["series"], series["rank"]))
 
-    def _open_first(self, look: Callable[[OpenRunEntry, str], object] | None) -> None:
-        with contextlib.suppress(LayerscopeError, OSError):  # whoever asks for it will be told
-            shown = [entry.name for entry in self.entries() if entry.status != "unreadable"]
-            for name in shown[:1]:
-                opened = self.open(name)
-                with opened.lock:
-                    if look is not None:
-                        look(opened, name)
-                    for series in opened.reader.series().slice(0, 1).to_pylist():
-                        opened.history(series["series"], series["rank"])
+    def site_message(self, run: OpenRun) -> bytes:
+        """The list of sites of a run, encoded: it is long, and the same from one step of a live run to the next."""
+        sites = site_list(run)
+        return self._site_messages.get(run.id, lambda: wire.encode(sites), sites)
 
     def paths(self) -> dict[str, Path]:
         """Every run there is now, by its name: the path below the root, or the root's own name."""
         try:
-            found = find_runs(self.root)
+            folder = find_runs(self.root)
         except StoreError as error:  # the folder itself was moved or closed to us: it may come back
-            found = RunFolder(skipped=[str(error)])
-        for problem in found.skipped:
-            if problem not in self._told:
+            folder = RunFolder(skipped=[str(error)])
+        for problem in folder.skipped:
+            if problem not in self._warned:
                 log.warning("%s", problem)
-        self._told = set(found.skipped)
-        self._paths = {self._name(path): path for path in found.runs}
+        self._warned = set(folder.skipped)
+        self._paths = {self._name(path): path for path in folder.runs}
         return self._paths
 
-    def open(self, name: str) -> OpenRunEntry:
+    def open(self, name: str) -> OpenRun:
         """The run of that name; the error says that there is none."""
         path = self._paths.get(name)
         if path is None or not is_still_run(self.root, path):
@@ -178,8 +140,27 @@ class Catalogue:
             )
         return self._open(name, path)
 
-    def graphs(self) -> Iterator[list[Dependencies]]:
-        """The dependency graphs between named tensors of every run that can be read; what has not changed is kept."""
+    def each(self, names: Iterable[str]) -> Generator[RunOrProblem, None, None]:
+        """Several runs, each locked until the next; one that was deleted or is damaged does not hide the others."""
+        for name in names:
+            try:
+                run = self.open(name)
+            except (LayerscopeError, OSError) as error:
+                yield RunOrProblem(name, None, str(error))
+                continue
+            with run.lock:
+                yield RunOrProblem(name, run)
+
+    def project_graphs(self) -> ProjectGraphs:
+        """The graphs between named tensors of all runs, at most a second old. Locks every run in turn."""
+        with self._graphs_lock:
+            if time.monotonic() >= self._graphs_until:
+                self._project_graphs.update(graph for graphs in self._graphs() for graph in graphs)
+                self._graphs_until = time.monotonic() + GRAPHS_EVERY_S
+        return self._project_graphs
+
+    def _graphs(self) -> Iterator[list[Dependencies]]:
+        """The graphs of every run that can be read; what has not changed is kept."""
         for name, path in sorted(self.paths().items()):
             try:
                 opened, known = self._looked_at(name, path)
@@ -191,21 +172,21 @@ class Catalogue:
                 continue
             yield known.graphs[1]
 
-    def _open(self, name: str, path: Path) -> OpenRunEntry:
+    def _open(self, name: str, path: Path) -> OpenRun:
         """The run in a folder that was found, read anew when it is another one than before."""
         made = read_manifest(path).id
         with self._lock:
-            return self._opened.get(name, lambda: OpenRunEntry(Reader(path, self._row_groups), made), made)
+            return self._opened.get(name, lambda: OpenRun(Reader(path, self._row_groups), name, self._views), made)
 
-    def _looked_at(self, name: str, path: Path) -> tuple[OpenRunEntry, Known]:
+    def _looked_at(self, name: str, path: Path) -> tuple[OpenRun, KnownRun]:
         """The run with its open reader, if it has one, else with one for this moment; and what is known of it."""
         made = read_manifest(path).id
         with self._lock:
             opened, known = self._opened.peek(name), self._known.get(name)
             if known is None or known.id != made:
-                known = self._known[name] = Known(made)
-        if opened is None or opened.id != made:
-            opened = OpenRunEntry(Reader(path, self._row_groups), made)
+                known = self._known[name] = KnownRun(made)
+        if opened is None or opened.reader.manifest.id != made:
+            opened = OpenRun(Reader(path, self._row_groups), name, self._views)
         return opened, known
 
     def entries(self) -> list[RunEntry]:
@@ -249,7 +230,7 @@ class Catalogue:
         self._compact(known, path, status)
         return State(status, " ".join(map(str, seen)))
 
-    def _compact(self, known: Known, path: Path, status: str) -> None:
+    def _compact(self, known: KnownRun, path: Path, status: str) -> None:
         if self._compactor is not None and status != "running" and not known.compacted:
             known.compacted = True
             self._background.submit(self._compactor, path).add_done_callback(
@@ -267,10 +248,10 @@ class Catalogue:
                 status, revision = opened.reader.status(), opened.reader.revision()
                 state = (status, revision, passes_revision(path))
                 if known.entry is None or known.entry[0] != (*state, known.problems_of(opened.reader, revision)):
-                    entry = described(name, status, opened.reader)
+                    entry = run_entry(name, status, opened.reader)
                     problems = known.problems_of(opened.reader, revision)
-                    told = dict.fromkeys((*problems, *unread_problems(path)))
-                    known.entry = ((*state, problems), replace(entry, problem=shortened(list(told))))
+                    reported = list(dict.fromkeys((*problems, *unread_problems(path))))
+                    known.entry = ((*state, problems), replace(entry, problem=bounded_text(reported)))
                 entry = known.entry[1]
             return replace(entry, findings=self.diagnoses.counts(path, revision))
         except Exception as error:  # noqa: BLE001  a border: one run must not hide the others
@@ -280,52 +261,9 @@ class Catalogue:
     def _reason(self, error: Exception) -> str:
         """Why a run cannot be read, fit to be sent; an error that is not one of ours is logged, once."""
         if isinstance(error, LayerscopeError | OSError):
-            return shortened([str(error)]) or type(error).__name__
-        text = shortened([f"The run cannot be read ({type(error).__name__}: {error}). It is damaged."]) or ""
+            return bounded_text([str(error)]) or type(error).__name__
+        text = bounded_text([f"The run cannot be read ({type(error).__name__}: {error}). It is damaged."]) or ""
         if text not in self._logged:
             self._logged.add(text)
             log.error("A run could not be read", exc_info=error)
         return text
-
-
-def shortened(sentences: Sequence[str]) -> str | None:
-    """Sentences as one text of bounded length that every encoding takes; None if there are none."""
-    text = " ".join(sentences).encode("utf-8", "backslashreplace").decode()
-    return (text if len(text) <= LONGEST_PROBLEM else f"{text[:LONGEST_PROBLEM]} …") or None
-
-
-def metric_curves(reader: Reader) -> dict[str, tuple[Ints, Floats]]:
-    """Steps and values of every metric, losses first."""
-    curves = tables.curves_by_name(reader.metrics())
-    return {metric: curves[metric] for metric in metrics_in_order(list(curves))}
-
-
-def step_range(reader: Reader, metric_steps: Ints) -> tuple[int, int] | None:
-    """The first and last step: of the metrics and of all that was recorded; None if there is nothing."""
-    last = reader.last_step
-    if last is None:
-        return None
-    small = (metric_steps, tables.ints(reader.overhead(), "step"), tables.ints(reader.steps(), "step"))
-    starts = [int(steps.min()) for steps in small if len(steps)]
-    return min(starts or [int(_steps_of_first_series(reader).min(initial=last))]), last
-
-
-def _steps_of_first_series(reader: Reader) -> Ints:
-    return read_history(reader, reader.series().slice(0, 1), columns=["count"]).steps
-
-
-def described(name: str, status: str, reader: Reader) -> RunEntry:
-    """The line of one run in the list."""
-    curves = metric_curves(reader)
-    columns = [column for _, column in curves.values()]
-    curve = columns[0] if columns else np.zeros(0)
-    chosen = np.linspace(0, len(curve) - 1, min(len(curve), SPARKLINE)).astype(np.int64)
-    return RunEntry(
-        name=name,
-        status=status,
-        last_step=reader.last_step,
-        metrics=tuple(curves),
-        metric_values=np.array([column[-1] if len(column) else np.nan for column in columns]),
-        sparkline=curve[chosen],
-        problem=shortened(reader.problems()),
-    )

@@ -33,7 +33,7 @@ from layerscope.query.run_tables import custom_statistics
 from layerscope.server import wire
 from layerscope.server.app import STATIC
 from layerscope.server.catalogue import Catalogue
-from layerscope.server.routes.run import routes
+from layerscope.server.routes import routes
 from layerscope.views.wording import FIELDS
 
 SCREEN = frozenset({"width", "height", "first", "last", "smooth", "coarse"})  # as in web/src/offline.ts

@@ -1,15 +1,24 @@
-"""What a request asks for, checked."""
+"""The parameters of a request, checked."""
 
 from __future__ import annotations
+
+import re
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
-from layerscope.views.histogram import FORMATS, NO_FORMAT, usual_format
+from layerscope.model.records import Kind, Mode
+from layerscope.query.matrix import Question
+from layerscope.query.tensor_query import TensorQuery
+from layerscope.views.compare import TensorName
+from layerscope.views.histogram import FORMATS, NO_FORMAT
+from layerscope.views.open_run import SeriesNumber
 from layerscope.views.scalar import Screen
 from layerscope.views.scales import AxisKind
+from layerscope.views.values import ValueRequest
 
 MOST_RUNS = 8  # more colors than that cannot be told apart
+LONGEST_LIST = 20_000  # characters of a list of numbers
 FARTHEST_STEP = 2**53  # beyond it the page's numbers skip steps
 
 
@@ -20,6 +29,8 @@ def screen_of(request: Request) -> Screen:
         height=integer(request, "height", 96, 4, 512),
         first=_optional(request, "first"),
         last=_optional(request, "last"),
+        every=every_of(request),
+        smooth=_share(request, "smooth"),
     )
 
 
@@ -43,7 +54,7 @@ def integer(request: Request, name: str, default: int | None, low: int, high: in
     return number
 
 
-def share(request: Request, name: str) -> float:
+def _share(request: Request, name: str) -> float:
     """A number from 0 to below 1 from the query, 0 where there is none."""
     text = request.query_params.get(name, "0")
     try:
@@ -55,9 +66,18 @@ def share(request: Request, name: str) -> float:
     return number
 
 
-def chosen(request: Request, name: str, among: tuple[str, ...]) -> str:
+def integers(request: Request, name: str) -> list[int]:
+    """Whole numbers from the query, with dots or commas between them."""
+    text = request.query_params.get(name, "")
+    numbers = [number for number in re.split("[.,]", text[:LONGEST_LIST]) if number]
+    if not all(number.isdecimal() and len(number) < 12 for number in numbers):
+        raise HTTPException(400, f"{name!r} must be whole numbers with dots between, not {text[:40]!r}.")
+    return [int(number) for number in numbers]
+
+
+def chosen(request: Request, name: str, among: tuple[str, ...], default: str | None = None) -> str:
     """One of several words from the query."""
-    text = request.query_params.get(name)
+    text = request.query_params.get(name, default)
     if text not in among:
         raise HTTPException(400, f"{name!r} must be one of {', '.join(among)}, not {(text or '')[:40]!r}.")
     return text
@@ -73,9 +93,9 @@ def axis_of(request: Request) -> AxisKind:
     return AxisKind(chosen(request, "axis", tuple(kind.value for kind in AxisKind)))
 
 
-def format_of(request: Request, dtype: str) -> str:
-    """The number format whose limits are to be shown; where none is named, one that suits the tensor."""
-    return chosen(request, "format", (NO_FORMAT, *FORMATS)) if "format" in request.query_params else usual_format(dtype)
+def format_of(request: Request) -> str | None:
+    """The number format whose limits are to be shown, None for the one that suits the tensor."""
+    return chosen(request, "format", (NO_FORMAT, *FORMATS)) if "format" in request.query_params else None
 
 
 def step_of(request: Request) -> int | None:
@@ -89,3 +109,48 @@ def runs_of(request: Request) -> list[str]:
     if not names:
         raise HTTPException(400, "The request names no run.")
     return names
+
+
+def series_of(request: Request) -> SeriesNumber:
+    """Number and rank of the series that is asked for."""
+    return SeriesNumber(integer(request, "series", None, 0), integer(request, "rank", 0, 0))
+
+
+def question_of(request: Request) -> Question:
+    """Which statistic of which tensors is asked for."""
+    return Question(
+        kind=chosen(request, "kind", tuple(kind.value for kind in Kind)),
+        stat=request.query_params.get("stat", ""),
+        mode=chosen(request, "mode", tuple(mode.value for mode in Mode), Mode.TRAIN.value),
+        rank=integer(request, "rank", 0, 0),
+        context=request.query_params.get("context", ""),
+    )
+
+
+def tensor_of(request: Request) -> TensorName:
+    """The tensor that is compared between runs, by its names."""
+    site, kind, mode, context, port = (
+        request.query_params.get(name, "") for name in ("site", "kind", "mode", "context", "port")
+    )
+    return TensorName(site, kind, mode, context, port, integer(request, "rank", 0, 0))
+
+
+def tensor_query_of(request: Request) -> TensorQuery:
+    """The named tensor that is asked for."""
+    given = request.query_params
+    numbers = {name: _optional(request, name) for name in ("step", "iteration", "sample")}
+    return TensorQuery(
+        type=given.get("type"), node=given.get("node"), role=given.get("role"), loss=given.get("loss"), **numbers
+    )
+
+
+def value_of(request: Request) -> ValueRequest:
+    """Which part of a tensor is asked for, and as what."""
+    return ValueRequest(
+        picture=request.query_params.get("picture"),
+        index=integers(request, "at"),
+        tile=integer(request, "tile", 0, 0),
+        width=integer(request, "width", 400, 1, 2000),
+        height=integer(request, "height", 400, 1, 2000),
+        coarse="coarse" in request.query_params,
+    )

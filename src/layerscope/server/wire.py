@@ -14,7 +14,7 @@ import json
 import sys
 import types
 import typing
-from dataclasses import fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -22,9 +22,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from layerscope.server import messages
-from layerscope.server.routes import custom_view, findings, traces
-from layerscope.views import compare, heatmap, samples, tensors, trace_graph, trace_page, training
+from layerscope.server import custom_view
+from layerscope.views import compare, findings, heatmap, run_overview, samples, tensors, trace_graph, trace_page
 from layerscope.views.dependencies import DependencyView
 from layerscope.views.histogram import HistogramView, Limits
 from layerscope.views.module_graph import PartNumbers
@@ -35,20 +34,38 @@ from layerscope.views.values import ValueView
 
 MEDIA_TYPE = "application/x-layerscope"
 ALIGNMENT = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """Sent over the live channel when a run has new rows, another status, appeared or vanished."""
+
+    run: str
+    status: str  # as in `RunEntry`, or "gone"
+    revision: str
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Why a request was refused, as JSON, with a status of 4xx or 5xx."""
+
+    problem: str
+
+
 RECORDS: tuple[type, ...] = (
     ScalarView,
     Limits,
     HistogramView,
     findings.FindingCounts,
-    messages.RunEntry,
-    messages.RunList,
-    messages.SeriesEntry,
-    messages.LimitedStatistic,
-    messages.SiteList,
-    messages.EventEntry,
-    messages.Timeline,
-    traces.TraceEntry,
-    traces.TraceList,
+    run_overview.RunEntry,
+    run_overview.RunList,
+    run_overview.SeriesEntry,
+    run_overview.LimitedStatistic,
+    run_overview.SiteList,
+    run_overview.EventEntry,
+    run_overview.Timeline,
+    trace_page.TraceEntry,
+    trace_page.TraceList,
     trace_graph.Crumb,
     trace_graph.TraceParts,
     trace_graph.TraceGroups,
@@ -80,19 +97,19 @@ RECORDS: tuple[type, ...] = (
     tensors.Neurons,
     tensors.TensorPanel,
     tensors.TensorsView,
-    training.MetricCurve,
-    training.MetricChart,
-    training.MetricsView,
-    training.NotesView,
-    training.NetworkView,
+    run_overview.MetricCurve,
+    run_overview.MetricChart,
+    run_overview.MetricsView,
+    run_overview.NotesView,
+    run_overview.NetworkView,
     custom_view.OwnItem,
     custom_view.OwnResult,
     custom_view.OwnSaved,
     samples.SampleColumn,
     samples.RunSamples,
     samples.SamplesView,
-    messages.Change,
-    messages.Problem,
+    Change,
+    Problem,
     GroupOrder,
     GroupOrders,
     NestedGraph,

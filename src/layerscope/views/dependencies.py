@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -117,6 +118,31 @@ class NodePositions:
         extents = {child: SpanX(self._height, width) for child, width in enumerate(self._widths)}
         ordering = order(children, flows, (), {}, {})
         return place(ordering, extents, GroupFrame(padding=PADDING, folds=False))
+
+
+class ProjectGraphs:
+    """The dependency graphs of all runs of a project, and where their names stand. Threads may share it."""
+
+    def __init__(self, graphs: Iterable[Dependencies] = ()) -> None:
+        self._graphs = {graph.number: graph for graph in graphs}  # equal ones share a number in all runs
+        self._positions: dict[bool, NodePositions] = {}
+        self._lock = threading.Lock()
+
+    def update(self, graphs: Iterable[Dependencies]) -> None:
+        """Take these graphs instead of those before."""
+        by_number = {graph.number: graph for graph in graphs}
+        with self._lock:
+            if by_number.keys() != self._graphs.keys():
+                self._graphs, self._positions = by_number, {}
+
+    def positions(self, graph: Dependencies, *, narrow: bool) -> NodePositions:
+        """The positions for one of the graphs, in narrow boxes for graphs side by side."""
+        with self._lock:
+            if graph.number not in self._graphs:
+                self._graphs, self._positions = {**self._graphs, graph.number: graph}, {}
+            if narrow not in self._positions:
+                self._positions[narrow] = NodePositions(self._graphs.values(), narrow=narrow)
+            return self._positions[narrow]
 
 
 def _in_order(count: int, parents: Mapping[int, Mapping[int, None]]) -> list[int]:

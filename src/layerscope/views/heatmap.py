@@ -6,8 +6,10 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from layerscope.errors import SelectError
 from layerscope.model.records import Ints
-from layerscope.query.matrix import INF, MISSING, NAN, VALUE, Cells, Matrix, States
+from layerscope.query.matrix import INF, MISSING, NAN, VALUE, Cells, Matrix, Question, States
+from layerscope.views.open_run import OpenRun, Runs
 from layerscope.views.scalar import Columns, Screen, columns
 
 MOST_CELLS = 1_500_000  # of one picture: with more rows there are fewer columns
@@ -80,6 +82,14 @@ class _Listing:
         self.inside.append(0)
         self.row.append(row)
         return len(self.row) - 1
+
+
+def heat_map(run: OpenRun, question: Question, screen: Screen) -> HeatMapView:
+    """One statistic of all tensors of a run over the steps."""
+    matrix = run.matrix(question)
+    if not matrix.tensors:
+        raise SelectError(f"{run.name!r} has no {question.kind!r} in {question.setting}. Choose what was recorded.")
+    return heat_map_view(matrix.thinned(screen.every), screen)
 
 
 def heat_map_view(matrix: Matrix, screen: Screen) -> HeatMapView:
@@ -231,6 +241,17 @@ class DifferenceView:
     only_in_first: tuple[str, ...]  # sites
     only_in_second: tuple[str, ...]
     view: HeatMapView
+
+
+def difference(runs: Runs, question: Question, screen: Screen, *, ratio: bool) -> DifferenceView:
+    """The heat map of the difference of two runs."""
+    matrices: dict[str, Matrix] = {}
+    for one in runs:
+        if one.run is None:
+            raise SelectError(one.problem)
+        matrices[one.name] = one.run.matrix(question).thinned(screen.every)
+    (first, a), (second, b) = matrices.items()
+    return difference_view((first, second), (a, b), screen, ratio=ratio)
 
 
 def difference_view(

@@ -12,6 +12,7 @@ from layerscope.model.number_formats import RANGES
 from layerscope.model.records import Bytes, Floats, Ints
 from layerscope.stats import derived
 from layerscope.stats.derived import lost
+from layerscope.views.open_run import OpenRun, SeriesNumber
 from layerscope.views.scalar import Columns, Screen, columns
 from layerscope.views.scales import Axis, AxisKind, magnitudes, value_axis
 
@@ -91,6 +92,14 @@ class HistogramView:
     shares: tuple[float, ...]
     quantiles: Floats  # column after column, one per share
     limits: Limits | None  # on the exponent axis
+
+
+def series_histogram(
+    run: OpenRun, which: SeriesNumber, axis: AxisKind, screen: Screen, format_: str | None = None
+) -> HistogramView:
+    """The histogram over time of one series; without a format with the limits of the one that suits it."""
+    format_ = format_ or usual_format(run.series(which)["dtype"])
+    return histogram_view(run.history(which).thinned(screen.every), axis, screen, format_)
 
 
 def histogram_view(

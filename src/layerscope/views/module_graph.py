@@ -4,21 +4,27 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 
+from layerscope.errors import SelectError, StoreError
 from layerscope.graph.blocks import BlockRole
 from layerscope.graph.module_blocks import MODEL, ModuleBlock, ModuleBlocks, ModuleFlows
 from layerscope.graph.order import NO_TENSOR, GroupOrderings
 from layerscope.model.records import CallGraph, CallNode, Flags, Floats, Ints, Kind
 from layerscope.model.text import shape_text
-from layerscope.query.matrix import INF, MISSING, NAN, VALUE, Cells, Matrix
+from layerscope.query import tables
+from layerscope.query.matrix import INF, MISSING, NAN, VALUE, Cells, Matrix, Question
 from layerscope.query.tables import at_or_before, first_of_each
+from layerscope.store.traces import pass_folders, passes_revision, read_head
 from layerscope.views.heatmap import ColorScale, color_scale
 from layerscope.views.nested_graph import (
     GroupOrder,
+    GroupOrders,
     NestedGraph,
     box_width,
     facts_text,
@@ -26,12 +32,90 @@ from layerscope.views.nested_graph import (
     one_line,
     title_width,
 )
+from layerscope.views.open_run import OpenRun
+from layerscope.views.trace_page import flops_of_calls
 
 HEIGHT, MERGE = 38, (22, 10)  # of a box; width and height of a merge
 SENT_WHOLE = 1500  # parts of a graph that is sent with the order of all its groups
 FEW = 3  # a group with no more children than this is open at first
 NO_CALLS = "Arrows are missing: no call of a module was seen. Boxes stand in the order in which the modules were made."
 OF_PARAMETERS = {Kind.WEIGHT, Kind.WEIGHT_GRAD, Kind.UPDATE, Kind.OPTIMIZER, Kind.BUFFER}
+
+
+def module_graph(run: OpenRun) -> ModuleGraph:
+    """The graph of a run, made anew when calls were added."""
+    folder = run.reader.folder
+
+    def make() -> ModuleGraph:
+        graph = run.reader.graph()
+        if graph is None or not graph.modules:
+            raise SelectError(f"The run {run.name!r} has no module graph: watch() was called without a model.")
+        return ModuleGraph(graph, _flops(folder))
+
+    return run.cache.graphs.get(run.id, make, (run.reader.graph_revision(), passes_revision(folder)))
+
+
+def graph_groups(run: OpenRun, groups: Iterable[int]) -> GroupOrders:
+    """The order of some groups, given by their numbers."""
+    graph = module_graph(run)
+    return GroupOrders(tuple(graph.group(index) for index in groups if graph.has_group(index)))
+
+
+def graph_numbers(run: OpenRun, question: Question, step: int | None, every: int, *, tensors: bool) -> PartNumbers:
+    """A statistic of one kind at one step: one number for each part that has it; with the names of the `tensors`.
+
+    A part that was not recorded in the context asked for shows the first one that it was recorded in.
+    """
+    question = _recorded_question(run.reader.series(), question)
+    matrices = [run.matrix(each) for each in _questions(run.reader.series(), question)]
+    if not len(matrices[0].steps):
+        raise SelectError(f"The run has no {question.stat!r} of {question.kind!r}. Choose what was recorded.")
+    numbers = module_graph(run).numbers(matrices, step, every)
+    return numbers if tensors else replace(numbers, sites=(), ports=())
+
+
+def _flops(run: Path) -> dict[str, int]:
+    """The FLOPs of every call in the newest trace of a run, by its site; nothing where there is no trace."""
+    folders = pass_folders(run)
+    if not folders:
+        return {}
+    try:
+        return flops_of_calls(read_head(folders[-1]).record)
+    except StoreError:  # the view of traces says why it cannot be read
+        return {}
+
+
+def _questions(series: pa.Table, question: Question) -> Iterator[Question]:
+    """The question, then those about sites that it leaves without an answer: in other contexts, and attached tensors.
+
+    These have neither outputs nor their gradients, but values and gradients of their own.
+    """
+    yield question
+    of_tensors = {Kind.OUTPUT.value: Kind.TENSOR.value, Kind.OUTPUT_GRAD.value: Kind.TENSOR_GRAD.value}
+    alike = series.filter(
+        pa.array(tables.are(series, "mode", question.mode) & (tables.ints(series, "rank") == question.rank))
+    )
+    of = tables.rows_of_each(alike, "kind", "context")
+    sites = alike.column("site").to_pylist()
+    known = {sites[row] for row in of.get((question.kind, question.context), ())}
+    for kind in (question.kind, of_tensors.get(question.kind)):
+        for (of_kind, context), rows in of.items():
+            if of_kind == kind and not known.issuperset(more := {sites[row] for row in rows}):
+                known |= more
+                yield replace(question, kind=of_kind, context=context)
+
+
+def _recorded_question(series: pa.Table, question: Question) -> Question:
+    """The question in its own mode and context, or where the kind has none of it, in those it has."""
+    of_kind = tables.are(series, "kind", question.kind)
+    if not of_kind.any():
+        raise SelectError(f"The run has no {question.kind!r}. Choose a kind that was recorded.")
+    in_mode = of_kind & tables.are(series, "mode", question.mode)
+    fitting = in_mode if in_mode.any() else of_kind
+    in_context = fitting & tables.are(series, "context", question.context)
+    first = int(np.argmax(in_context if in_context.any() else fitting))
+    mode, rank, context = (series[word][first].as_py() for word in ("mode", "rank", "context"))
+    return replace(question, mode=mode, rank=rank, context=context)
 
 
 class ModuleGraph:

@@ -9,10 +9,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from layerscope.model.records import SAMPLE_STATISTICS, Floats, Ints
+from layerscope.errors import SelectError
+from layerscope.model.records import SAMPLE_STATISTICS, Dependencies, Floats, Ints, TensorType
+from layerscope.query.named_tensors import NamedTensors
+from layerscope.query.tensor_query import ResolvedQuery, TensorQuery, resolve_query
+from layerscope.views.open_run import Runs
+from layerscope.views.tensors import NOTHING_NAMED
 
 MOST_CELLS = 8  # numbers of one sample that are shown; of a larger tensor one statistic of them
 MOST_POINTS = 20_000
+MOST_STEPS = 200  # whose samples make the points
 
 Row = tuple[int, int]  # step and sample
 
@@ -22,16 +28,16 @@ class Kept:
     """What was kept of the samples of one tensor."""
 
     values: Mapping[Row, npt.NDArray[Any]]  # of each sample, flat
-    told: Mapping[Row, float]  # one statistic of each sample whose values were not kept
+    statistics: Mapping[Row, float]  # one statistic of each sample whose values were not kept
 
     def reduced(self, row: Row, statistic: str) -> float:
         """One statistic of a sample, NaN where nothing was kept."""
         values = self.values.get(row)
-        return self.told.get(row, np.nan) if values is None else reduced(values, statistic)
+        return self.statistics.get(row, np.nan) if values is None else reduced(values, statistic)
 
     def rows(self) -> set[Row]:
         """The samples of which anything was kept."""
-        return {*self.values, *self.told}
+        return {*self.values, *self.statistics}
 
 
 NOTHING = Kept({}, {})
@@ -91,7 +97,7 @@ def sample_column(key: str, kept: Kept, rows: Sequence[Row], statistic: str) -> 
     """The numbers of one tensor in the given rows."""
     found = [kept.values.get(row) for row in rows]
     size = max((values.size for values in found if values is not None), default=1)
-    if size > MOST_CELLS or any(row in kept.told for row in rows):
+    if size > MOST_CELLS or any(row in kept.statistics for row in rows):
         return SampleColumn(key, statistic, 1, np.array([kept.reduced(row, statistic) for row in rows], np.float64))
     cells = np.full((len(rows), size), np.nan)
     for at, values in enumerate(found):
@@ -137,3 +143,85 @@ def per_sample(statistic: str) -> str:
     """
     last = statistic.rpartition("_of_sample_")[2]
     return last if last in SAMPLE_STATISTICS else SAMPLE_STATISTICS[0]
+
+
+def samples_view(runs: Runs, query: TensorQuery, keys: Sequence[str], stat: str) -> SamplesView:
+    """Several tensors of each run sample by sample, given by `name@role`; without any the first two."""
+    statistic, keys = per_sample(stat), tuple(keys)
+    samples: list[RunSamples] = []
+    choices: tuple[str, ...] = ()
+    for one in runs:
+        if one.run is None:
+            raise SelectError(one.problem)
+        named, resolved = one.run.named(), resolve_query(one.run.named(), one.name, query)
+        if resolved is None:
+            samples.append(_no_samples(one.name, NOTHING_NAMED))
+            continue
+        choices = choices or _sampled(resolved.graph)
+        keys = keys or _first_two(resolved, choices)
+        samples.append(_run_samples(named, resolved, keys, statistic))
+    return SamplesView(keys, choices, tuple(samples))
+
+
+def _sampled(graph: Dependencies) -> tuple[str, ...]:
+    """Keys of the tensors of an iteration that may have samples: `name@role`, or the name alone."""
+    return tuple(
+        f"{node.name}@{role}" if role else node.name
+        for node in graph.nodes
+        if node.type is not TensorType.PARAMETER
+        for role, shape in node.roles
+        if shape
+    )
+
+
+def _first_two(resolved: ResolvedQuery, choices: tuple[str, ...]) -> tuple[str, ...]:
+    """What to begin with: the selected tensor, and the loss of each sample."""
+    chosen = resolved.selection
+    own = f"{chosen.node}@{chosen.role}" if chosen.role else chosen.node
+    wanted = [own if own in choices else "", *(key for key in choices if "loss" in key.lower()), *choices]
+    return tuple(dict.fromkeys(filter(None, wanted)))[:2]
+
+
+def _no_samples(run: str, problem: str) -> RunSamples:
+    """A run without any samples, and why."""
+    nothing = np.zeros(0)
+    return RunSamples(run, problem, 0, (), (), (), nothing, nothing, nothing.astype(int), nothing.astype(int), 0)
+
+
+def _run_samples(named: NamedTensors, resolved: ResolvedQuery, keys: Sequence[str], statistic: str) -> RunSamples:
+    """The tensors at the selected step, and the first two of them in the newest steps of the type."""
+    chosen, choices = resolved.selection, resolved.choices
+    at = int(np.searchsorted(choices.steps, chosen.step))
+    steps = choices.steps[max(0, at + 1 - MOST_STEPS) : at + 1]  # up to the selected one
+    kept = [_kept(named, resolved, key, steps, statistic) for key in keys]
+    rows: list[Row] = [(chosen.step, sample) for sample in choices.samples]
+    first, second = [*kept, NOTHING, NOTHING][:2]
+    x, y, point_steps, point_samples = points(first, second, statistic)
+    return RunSamples(
+        run=chosen.run,
+        problem="",
+        step=chosen.step,
+        samples=choices.samples,
+        categories=choices.categories,
+        columns=tuple(sample_column(key, one, rows, statistic) for key, one in zip(keys, kept, strict=True)),
+        x=x,
+        y=y,
+        point_steps=point_steps,
+        point_samples=point_samples,
+        steps=len(set(point_steps.tolist())),
+    )
+
+
+def _kept(named: NamedTensors, resolved: ResolvedQuery, key: str, steps: Ints, statistic: str) -> Kept:
+    """What was kept of one tensor by step and sample."""
+    chosen = resolved.selection
+    name, _, role = key.partition("@")
+    values, (steps_of, samples_of, columns) = named.samples(steps, name, role, chosen.iteration, chosen.loss)
+    flat = {
+        (step, sample): kept.array[at].ravel()
+        for step, kept in values.items()
+        for at, sample in enumerate(kept.samples.tolist())
+    }
+    rows = zip(steps_of.tolist(), samples_of.tolist(), strict=True)
+    statistics = dict(zip(rows, columns[statistic].tolist(), strict=True))
+    return Kept(flat, {row: number for row, number in statistics.items() if row not in flat})

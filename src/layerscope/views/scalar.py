@@ -8,6 +8,7 @@ import numpy as np
 
 from layerscope.model.records import Flags, Floats, Ints
 from layerscope.query.tables import at_or_before
+from layerscope.views.open_run import OpenRun, SeriesNumber
 
 JOINED_GAPS = 2.0  # columns further apart than this many usual gaps do not touch: nothing was recorded between them
 
@@ -20,6 +21,8 @@ class Screen:
     height: int = 96
     first: int | None = None
     last: int | None = None
+    every: int = 1  # of so many steps the first is shown
+    smooth: float = 0.0  # weight that the running mean of a curve gives to what was before
 
     def shows(self, steps: Ints) -> slice:
         """The rows that are shown, of rows in ascending order of steps; none where no step is in sight.
@@ -105,15 +108,13 @@ def metrics_in_order(columns: list[str]) -> list[str]:
     return sorted(names, key=lambda name: ("loss" not in name.lower(), name.lower() not in ("loss", "train_loss")))
 
 
-def scalar_view(
-    name: str, steps: Ints, values: Floats, screen: Screen, smooth: float = 0.0, broken: Flags | None = None
-) -> ScalarView:
-    """The values as a view; steps ascend. `smooth` is the weight that the running mean gives to what was before.
+def scalar_view(name: str, steps: Ints, values: Floats, screen: Screen, broken: Flags | None = None) -> ScalarView:
+    """The values as a view; steps ascend.
 
     `broken` says which values are of tensors that hold NaN or Inf: statistics are of their finite elements.
     """
     shown = screen.shows(steps)
-    curve = smoothed(values, smooth)[shown] if smooth else np.zeros(0)
+    curve = smoothed(values, screen.smooth)[shown] if screen.smooth else np.zeros(0)
     steps, values = steps[shown], values[shown]
     grouped = columns(steps, screen.width)
     bad = ~np.isfinite(values)
@@ -139,6 +140,13 @@ def scalar_view(
         not_finite=not_finite,
         smooth=curve[ends] if len(curve) else curve,
     )
+
+
+def series_scalar(run: OpenRun, which: SeriesNumber, stat: str, screen: Screen) -> ScalarView:
+    """One statistic of one series over the steps."""
+    run.require_statistic(stat)
+    history = run.history(which).thinned(screen.every)
+    return scalar_view(stat, *history.curve(stat), screen, history.broken(stat))
 
 
 def smoothed(values: Floats, weight: float) -> Floats:

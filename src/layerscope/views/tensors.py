@@ -3,29 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from layerscope.errors import LayerscopeError, SelectError
 from layerscope.model.records import Floats, Ints, Kind, NamedNode, TensorType, call_site, gradient_port
 from layerscope.model.text import shape_text
-from layerscope.query.tensor_query import ResolvedQuery, TensorSelection
+from layerscope.query.named_tensors import NamedTensors
+from layerscope.query.tensor_query import ResolvedQuery, TensorQuery, TensorSelection, resolve_query
 from layerscope.stats import derived
-from layerscope.views.compare import Curves
-from layerscope.views.dependencies import DependencyView, NodePositions, dependency_view
+from layerscope.views.compare import Curves, RunCurve
+from layerscope.views.dependencies import DependencyView, NodePositions, ProjectGraphs, dependency_view
+from layerscope.views.open_run import OpenRun, Runs
+from layerscope.views.scalar import Screen, scalar_view
 from layerscope.views.values import ValueView, cut, value_view
-
-if TYPE_CHECKING:
-    from layerscope.query.named_tensors import NamedTensors
-
 
 SHOWN = ("mean", "mean_abs", "std", "abs_max", "min", "max", "rms", "zero_share")
 NOT_FINITE = ("nan", "pos_inf", "neg_inf")
 FORMS = ("numbers", "bars", "image")
 MOST_NEURONS, MOST_SAMPLES = 100, 8  # of the table of numbers
 PICTURE = (512, 256)
+DEFAULT_STAT = "mean"
+NOTHING_NAMED = (
+    'No tensor of this run has a name. Name them while training: `run.record("memory", h)`, with '
+    "`with run.iteration():` around each pass of a step."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +91,75 @@ class TensorsView:
     own_view: str  # name of the user's file with a view of their own, "" without one
 
 
+@dataclass(frozen=True, slots=True)
+class TensorsRequest:
+    """Which tensor to show of each run, which statistic of it, and how."""
+
+    query: TensorQuery = field(default_factory=TensorQuery)
+    stat: str = DEFAULT_STAT
+    panels: int = 1  # runs of which more than a curve is shown
+    form: str = FORMS[0]
+    index: Sequence[int] = ()  # of an image: where on the axes that are not shown
+
+
+def tensors_view(
+    runs: Runs, request: TensorsRequest, graphs: ProjectGraphs, screen: Screen, custom_view: str = ""
+) -> TensorsView:
+    """The selection in the first runs, and one statistic of it over the steps in all of them."""
+    panels, curves = [], []
+    for at, one in enumerate(runs):
+        is_panel = at < request.panels
+        try:
+            if one.run is None:
+                raise SelectError(one.problem)
+            panel, curve = _of_run(one.run, request, graphs, screen, is_panel=is_panel)
+        except (LayerscopeError, OSError) as error:  # one run that cannot be read must not hide the other
+            panel, curve = empty_panel(one.name, str(error)), RunCurve(one.name, None, str(error))
+        curves.append(curve)
+        panels += [panel] if panel and is_panel else []
+    return TensorsView(tuple(panels), request.stat, Curves(request.stat, tuple(curves)), custom_view)
+
+
+def named_tensor(run: OpenRun, query: TensorQuery) -> ResolvedQuery:
+    """The tensor of a run that comes nearest to a query."""
+    resolved = resolve_query(run.named(), run.name, query)
+    if resolved is None:
+        raise SelectError(NOTHING_NAMED)
+    return resolved
+
+
+def _of_run(
+    run: OpenRun, request: TensorsRequest, graphs: ProjectGraphs, screen: Screen, *, is_panel: bool
+) -> tuple[TensorPanel | None, RunCurve]:
+    named, resolved = run.named(), named_tensor(run, request.query)
+    panel = None
+    if is_panel:
+        positions = graphs.positions(resolved.graph, narrow=request.panels > 1)
+        panel = tensor_panel(named, resolved, positions, request.form, request.index)
+    return panel, _curve(named, resolved, request.stat, screen)
+
+
+def _curve(named: NamedTensors, resolved: ResolvedQuery, stat: str, screen: Screen) -> RunCurve:
+    chosen = resolved.selection
+    # Of one sample there is a statistic of its values, and nothing over the batch.
+    stat = stat if chosen.sample is None else stat.rpartition("_of_sample_")[2]
+    try:
+        steps, values = named.history(
+            chosen.node,
+            stat,
+            chosen.role,
+            chosen.iteration,
+            loss=chosen.loss,
+            sample=chosen.sample,
+            type=resolved.choices.type or None,
+        )
+    except SelectError as error:
+        return RunCurve(chosen.run, None, str(error))
+    if not len(steps):
+        return RunCurve(chosen.run, None, f"the run has no {stat} of {chosen.node!r} there")
+    return RunCurve(chosen.run, scalar_view(stat, np.asarray(steps), np.asarray(values), screen), "")
+
+
 def empty_panel(run: str, problem: str) -> TensorPanel:
     """The panel of a run that has nothing to show, and why."""
     nothing = np.zeros(0)
@@ -96,27 +170,27 @@ def empty_panel(run: str, problem: str) -> TensorPanel:
 
 
 def tensor_panel(
-    named: NamedTensors, found: ResolvedQuery, places: NodePositions, form: str, at: Sequence[int] = ()
+    named: NamedTensors, resolved: ResolvedQuery, places: NodePositions, form: str, at: Sequence[int] = ()
 ) -> TensorPanel:
     """Everything about a selection but its history."""
-    chosen, choices = found.selection, found.choices
-    stats = statistics(named, chosen) if found.exists else {}
-    neurons = neurons_of(named, chosen, form, at) if found.exists else None
-    node = next((one for one in found.graph.nodes if one.name == chosen.node), None)
+    chosen, choices = resolved.selection, resolved.choices
+    stats = statistics(named, chosen) if resolved.exists else {}
+    neurons = neurons_of(named, chosen, form, at) if resolved.exists else None
+    node = next((one for one in resolved.graph.nodes if one.name == chosen.node), None)
     return TensorPanel(
         run=chosen.run,
         problem="",
-        told=found.differences,
+        told=resolved.differences,
         type=choices.type,
         step_type=chosen.type,
         step=chosen.step,
         iteration=chosen.iteration,
         node=chosen.node,
         role=chosen.role,
-        sample=chosen.sample if found.has_samples else None,
+        sample=chosen.sample if resolved.has_samples else None,
         loss=chosen.loss,
-        batch=found.batch,
-        reason=found.reason,
+        batch=resolved.batch,
+        reason=resolved.reason,
         types=choices.types,
         steps=choices.steps,
         iterations=choices.iterations,
@@ -125,12 +199,12 @@ def tensor_panel(
         samples=choices.samples,
         categories=choices.categories,
         losses=choices.losses,
-        graph=dependency_view(found.graph, places, chosen.node, chosen.role),
+        graph=dependency_view(resolved.graph, places, chosen.node, chosen.role),
         **_place(named, chosen, node if stats else None),
         stat_names=tuple(stats),
         stats=np.array(list(stats.values()), np.float64),
         neurons=neurons,
-        lacking=_lacking(named, found, has_stats=bool(stats), has_values=neurons is not None),
+        lacking=_lacking(named, resolved, has_stats=bool(stats), has_values=neurons is not None),
     )
 
 
@@ -139,8 +213,8 @@ def _place(named: NamedTensors, chosen: TensorSelection, node: NamedNode | None)
     if node is None:
         return {"site": "", "port": "", "kind": ""}
     if node.type is TensorType.PARAMETER:
-        found = named.of_parameter(chosen.node, chosen.role, chosen.loss)
-        return dict(zip(("site", "port", "kind"), found, strict=True))
+        site, port, kind = named.of_parameter(chosen.node, chosen.role, chosen.loss)
+        return {"site": site, "port": port, "kind": kind}
     kind = (Kind.TENSOR if chosen.loss is None else Kind.TENSOR_GRAD).value
     port = gradient_port(chosen.role, chosen.loss or "")
     return {"site": call_site(chosen.node, chosen.iteration), "port": port, "kind": kind}
@@ -148,12 +222,12 @@ def _place(named: NamedTensors, chosen: TensorSelection, node: NamedNode | None)
 
 def statistics(named: NamedTensors, chosen: TensorSelection) -> dict[str, float]:
     """The statistics of the selected tensor that are shown: of a sample, or of all values and over the batch."""
-    found = named.statistics(
+    known = named.statistics(
         chosen.step, chosen.node, chosen.role, chosen.iteration, loss=chosen.loss, sample=chosen.sample
     )
-    shown = [name for name in SHOWN if name in found]
-    shown += [name for name in NOT_FINITE if found.get(name, 0.0) > 0]
-    return {name: found[name] for name in (*shown, *(name for name in found if name not in derived.STATS))}
+    shown = [name for name in SHOWN if name in known]
+    shown += [name for name in NOT_FINITE if known.get(name, 0.0) > 0]
+    return {name: known[name] for name in (*shown, *(name for name in known if name not in derived.STATS))}
 
 
 def neurons_of(named: NamedTensors, chosen: TensorSelection, form: str, at: Sequence[int]) -> Neurons | None:
@@ -197,28 +271,30 @@ def _cut(array: npt.NDArray[Any], picture: str | None, at: Sequence[int]) -> Val
     return value_view(chosen, array[chosen.part], *PICTURE)
 
 
-def _lacking(named: NamedTensors, found: ResolvedQuery, *, has_stats: bool, has_values: bool) -> str:
-    chosen = found.selection
-    if not found.exists:
-        return f"{chosen.node} is not in iteration {chosen.iteration} of step {chosen.step}.{_elsewhere(named, found)}"
+def _lacking(named: NamedTensors, resolved: ResolvedQuery, *, has_stats: bool, has_values: bool) -> str:
+    chosen = resolved.selection
+    if not resolved.exists:
+        return (
+            f"{chosen.node} is not in iteration {chosen.iteration} of step {chosen.step}.{_elsewhere(named, resolved)}"
+        )
     if not has_stats and chosen.loss is not None:
         return "It has no gradient here: nothing that was differentiated depends on it, or it was not recorded."
     if not has_stats:
         return "Nothing was recorded of it here."
     if has_values:
         return ""
-    if chosen.sample is not None and found.has_samples:
+    if chosen.sample is not None and resolved.has_samples:
         return "The values of this sample were not kept."
-    if any(node.name == chosen.node and node.type is TensorType.PARAMETER for node in found.graph.nodes):
+    if any(node.name == chosen.node and node.type is TensorType.PARAMETER for node in resolved.graph.nodes):
         return "Of parameters statistics are kept, and their histogram: see the charts."
     return 'Its values were not kept, only its statistics: record it with `detail="samples"` or `"all"`.'
 
 
-def _elsewhere(named: NamedTensors, found: ResolvedQuery) -> str:
+def _elsewhere(named: NamedTensors, resolved: ResolvedQuery) -> str:
     """In which iterations of the step the node is."""
-    step, node = found.selection.step, found.selection.node
+    step, node = resolved.selection.step, resolved.selection.node
     there = []
-    for iteration in found.choices.iterations:
+    for iteration in resolved.choices.iterations:
         graph = named.graph(step, iteration)
         if graph is not None and any(one.name == node for one in graph.nodes):
             there.append(str(iteration))

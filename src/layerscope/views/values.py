@@ -49,6 +49,18 @@ class ValueView:
 
 
 @dataclass(frozen=True, slots=True)
+class ValueRequest:
+    """Which part of a tensor to show, as what, and in how many pixels."""
+
+    picture: str | None = None  # None: the form that suits the shape
+    index: Sequence[int] = ()  # where on the axes that are not shown
+    tile: int = 0
+    width: int = 400
+    height: int = 400
+    coarse: bool = False  # cells of three digits, for a saved file
+
+
+@dataclass(frozen=True, slots=True)
 class ValueSlice:
     """Which part of a tensor is shown, and as what."""
 

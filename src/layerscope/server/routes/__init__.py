@@ -1,1 +1,0 @@
-"""What the page asks for, one module for each subject."""
