@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from layerscope.server.catalogue import Catalogue
+from layerscope.views.open_run import SeriesNumber
 from tests.server.runs import write_run
 
 
@@ -66,9 +67,9 @@ def test_a_catalogue_that_was_warmed_up_has_the_first_history_at_hand(tmp_path: 
     catalogue = Catalogue(tmp_path)
     catalogue.warm_up().result(timeout=60)
     opened = catalogue.open("first")
-    kept = opened.histories.peek((0, 0))
+    kept = opened._histories.peek(SeriesNumber(0, 0))
     assert kept is not None
-    assert opened.history(0, 0) is kept
+    assert opened.history(SeriesNumber(0, 0)) is kept
     catalogue.close()
 
 

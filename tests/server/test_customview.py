@@ -19,9 +19,9 @@ from starlette.testclient import TestClient
 from layerscope.cli.main import main
 from layerscope.errors import SelectError
 from layerscope.query.tensor_query import TensorSelection
+from layerscope.server import custom_view
 from layerscope.server.app import create_app
-from layerscope.server.routes import custom_view
-from layerscope.server.routes.custom_view import OwnView, items_of
+from layerscope.server.custom_view import OwnView, items_of
 from tests.server.conftest import HOST
 from tests.server.named_runs import write_named
 from tests.server.test_routes import asked, refused
@@ -114,7 +114,7 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
         thread.join(20.0)
 
 
-GATED = """from layerscope.server.routes import custom_view
+GATED = """from layerscope.server import custom_view
 def view(s, r): custom_view.gate.wait(60); return str(s.step)"""
 
 

@@ -9,8 +9,9 @@ import pytest
 
 from layerscope.errors import FormatError, SelectError
 from layerscope.server import catalogue as catalogue_module
-from layerscope.server.catalogue import LONGEST_PROBLEM, Catalogue
+from layerscope.server.catalogue import Catalogue
 from layerscope.store.reader import Reader
+from layerscope.views.run_overview import LONGEST_PROBLEM, run_entry
 from tests.server.runs import write_run
 
 
@@ -53,13 +54,13 @@ def test_few_runs_are_kept_open_and_their_lines_are_not_made_again(
     model = write_run(tmp_path / "model", steps=1)
     for number in range(20):
         shutil.copytree(model, tmp_path / "project" / f"run-{number}")
-    described, made = catalogue_module.described, []
+    made: list[str] = []
 
     def counted(name: str, status: str, reader: Reader) -> object:
         made.append(name)
-        return described(name, status, reader)
+        return run_entry(name, status, reader)
 
-    monkeypatch.setattr(catalogue_module, "described", counted)
+    monkeypatch.setattr(catalogue_module, "run_entry", counted)
     catalogue = Catalogue(tmp_path / "project")
     for _ in range(2):
         names = [entry.name for entry in catalogue.entries()]

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
-
 from layerscope.model.records import Kind, Metric, Mode, Phase, Series
-from layerscope.server.catalogue import Catalogue, step_range
+from layerscope.server.catalogue import Catalogue
 from layerscope.store.folder import create
 from layerscope.store.reader import Reader
 from layerscope.store.writer import FolderSink
+from layerscope.views.run_overview import step_range
 from tests.server.runs import summaries, tensor_at
 
 
@@ -34,7 +33,7 @@ def test_the_last_step_without_metrics_is_that_of_the_series_that_lasts_longest(
     written(tmp_path / "run")
     (entry,) = Catalogue(tmp_path).entries()
     assert entry.last_step == 9
-    assert step_range(Reader(tmp_path / "run"), np.zeros(0, np.int64)) == (2, 9)
+    assert step_range(Reader(tmp_path / "run"), {}) == (2, 9)
 
 
 def test_the_last_step_is_that_of_a_tensor_where_the_metrics_end_earlier(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from starlette.testclient import TestClient, WebSocketTestSession
 
 from layerscope.server.app import changes
 from layerscope.server.catalogue import State
-from layerscope.server.messages import Change
+from layerscope.server.wire import Change
 from tests.server.runs import Writing, write_run
 
 

@@ -9,13 +9,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from starlette.requests import Request
 
 import layerscope as ls
 from layerscope.errors import ArgumentError
 from layerscope.query import tables
-from layerscope.server.catalogue import Catalogue, described
-from layerscope.server.routes import run as runs
+from layerscope.store.reader import Reader
+from layerscope.views.open_run import OpenRun, RunOrProblem
+from layerscope.views.run_overview import metrics_view, run_entry, timeline
+from layerscope.views.scalar import Screen
 
 FEW, MANY = 2000, 8000
 MOST = 9.0  # times as long for four times as many names: 4 if linear, 16 if quadratic
@@ -34,10 +35,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
             for _ in range(3):
                 run.step(**metrics(count))
     return folder
-
-
-def asking(query: str) -> Request:
-    return Request({"type": "http", "method": "GET", "path": "/", "headers": [], "query_string": query.encode()})
 
 
 def cpu_s(work: Callable[[], object], rounds: int = 3) -> float:
@@ -75,19 +72,17 @@ def test_the_table_of_metrics_takes_linear_time(folder: Path, given: str) -> Non
 
 @pytest.mark.parametrize("question", ["list of runs", "timeline", "metrics by type"])
 def test_the_server_takes_linear_time(folder: Path, question: str) -> None:
-    catalogue = Catalogue(folder)
+    runs = {count: OpenRun(Reader(folder / str(count))) for count in (FEW, MANY)}
 
     def ask(count: int) -> object:
-        opened, request = catalogue.open(str(count)), asking(f"run={count}")
         if question == "list of runs":
-            return described(str(count), "finished", opened.reader)
+            return run_entry(str(count), "finished", runs[count].reader)
         if question == "timeline":
-            return runs.timeline(opened, str(count), request)
-        return runs.metrics(catalogue, request)
+            return timeline(runs[count], Screen())
+        return metrics_view([RunOrProblem(str(count), runs[count])], Screen())
 
     few, many = (cpu_s(partial(ask, count)) for count in (FEW, MANY))
     assert many < MOST * few
-    catalogue.close()
 
 
 def test_metrics_keep_their_values_and_the_last_of_a_step_counts(tmp_path: Path) -> None:

@@ -160,7 +160,7 @@ def test_numbers_color_every_part_that_took_time(traced: TestClient) -> None:
     [
         ("trace?trace=../../etc", 404, "has no trace"),
         ("trace?trace=000009", 404, "It has 2 of them"),
-        ("operation?trace=000001&op=9999", 400, "must lie between"),
+        ("operation?trace=000001&op=9999", 404, "has no operation 9999"),
         ("operation?trace=000001", 400, "lacks 'op'"),
         ("value?trace=000001&op=0&what=code", 400, "must be one of value, gradient"),
         ("value?trace=000001&op=0&what=gradient", 404, "was not kept"),

@@ -15,8 +15,8 @@ from layerscope.diagnose.rules import check
 from layerscope.errors import StoreError
 from layerscope.query.matrix import Layout, Matrix, Question, matrix
 from layerscope.server.background import checked_in_another_process
-from layerscope.server.routes import heatmap
 from layerscope.store.reader import Reader
+from layerscope.views import open_run
 from tests.server.runs import Writing, tensor_at, write_run
 from tests.server.test_routes import asked, refused
 
@@ -72,7 +72,7 @@ def test_a_heat_map_of_the_statistic_that_is_looked_at_is_read_when_nothing_is_a
         read.put(question)
         return matrix(reader, question, layout)
 
-    monkeypatch.setattr(heatmap, "matrix", read_matrix)
+    monkeypatch.setattr(open_run, "matrix", read_matrix)
     asked(client, "/api/run/first/scalar?series=0&stat=rms")
     assert read.get(timeout=30) == Question("output", "rms", "train", 0)
     test_a_heat_map_holds_the_statistic_of_every_step(client)
@@ -83,7 +83,7 @@ def test_a_heat_map_of_the_statistic_that_is_looked_at_is_read_when_nothing_is_a
     ("query", "status", "names"),
     [
         ("kind=nonsense&mode=train&stat=rms", 400, "'kind'"),
-        ("kind=output&mode=train&stat=nonsense", 400, "'stat'"),
+        ("kind=output&mode=train&stat=nonsense", 404, "'nonsense'"),
         ("kind=output&mode=x&stat=rms", 400, "'mode'"),
         ("kind=buffer&mode=train&stat=rms", 404, "'buffer'"),
     ],
@@ -151,15 +151,18 @@ def test_two_runs_of_the_same_numbers_do_not_differ(client: TestClient) -> None:
     ("query", "names"),
     [
         (f"curves?{TENSOR}", "no run"),
-        (f"difference?run=first&{HEAT}&how=difference", "two runs"),
         (f"difference?run=first&run=group/second&{HEAT}&how=x", "'how'"),
         (f"histograms?run=first&{TENSOR}&axis=x", "'axis'"),
         (f"curves?run=first&{TENSOR}&stat=rms&smooth=1.5", "'smooth'"),
-        (f"curves?run=first&{TENSOR}&stat=nonsense", "'stat'"),
     ],
 )
 def test_a_comparison_that_makes_no_sense_is_told_why(client: TestClient, query: str, names: str) -> None:
     assert names in refused(client, f"/api/compare/{query}", 400)
+
+
+def test_a_comparison_of_what_is_not_there_is_told_what_there_is(client: TestClient) -> None:
+    assert "two runs" in refused(client, f"/api/compare/difference?run=first&{HEAT}&how=difference", 404)
+    assert "'nonsense'" in refused(client, f"/api/compare/curves?run=first&{TENSOR}&stat=nonsense", 404)
 
 
 def test_a_curve_is_smoothed_on_demand(client: TestClient) -> None:

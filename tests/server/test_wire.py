@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from layerscope.model.records import Ints
-from layerscope.server import messages, wire
+from layerscope.server import wire
+from layerscope.views.run_overview import Timeline
 from layerscope.views.scalar import Screen, scalar_view
 
 GENERATED = Path(__file__).parents[2] / "web" / "src" / "wire.gen.ts"
@@ -25,7 +26,7 @@ def test_a_record_comes_back_with_every_number_and_name() -> None:
     steps = np.arange(3)
     values = np.array([1.5, np.nan, -np.inf])
     view = scalar_view('lo"ss </script>é', steps, values, Screen())
-    plain = wire.decode(wire.encode(messages.Timeline("run", 0, None, (view,), ())))
+    plain = wire.decode(wire.encode(Timeline("run", 0, None, (view,), ())))
     assert plain["run"] == "run"
     assert plain["last_step"] is None
     assert plain["metrics"][0]["name"] == 'lo"ss </script>é'

@@ -82,7 +82,7 @@ def test_the_smoothed_curve_is_the_weighted_mean_of_what_was_before(values: list
 
 def test_a_smoothed_curve_begins_the_same_wherever_the_picture_begins() -> None:
     steps, values = np.arange(1000), np.sin(np.arange(1000) / 9)
-    whole = scalar_view("loss", steps, values, Screen(width=1000), 0.9)
-    part = scalar_view("loss", steps, values, Screen(width=1000, first=500), 0.9)
+    whole = scalar_view("loss", steps, values, Screen(width=1000, smooth=0.9))
+    part = scalar_view("loss", steps, values, Screen(width=1000, first=500, smooth=0.9))
     np.testing.assert_array_equal(part.smooth, whole.smooth[500:])
     assert len(scalar_view("loss", steps, values, Screen()).smooth) == 0

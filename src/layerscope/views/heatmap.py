@@ -250,6 +250,8 @@ def difference(runs: Runs, question: Question, screen: Screen, *, ratio: bool) -
         if one.run is None:
             raise SelectError(one.problem)
         matrices[one.name] = one.run.matrix(question).thinned(screen.every)
+    if len(matrices) != 2:
+        raise SelectError(f"A difference is of two runs, not of {len(matrices)}.")
     (first, a), (second, b) = matrices.items()
     return difference_view((first, second), (a, b), screen, ratio=ratio)
 
