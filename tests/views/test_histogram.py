@@ -85,8 +85,8 @@ def test_of_many_steps_one_is_shown_of_each_stride() -> None:
         np.testing.assert_array_equal(view.smallest, expected.smallest)
     assert whole.thinned(1) is whole
     assert len(whole.thinned(1000).steps) == 1
-    part = replace(whole, bits=whole.bits.taken(np.arange(2, 7)))  # as read from the middle of a file
-    assert part.bits.taken(np.array([1])).encoded.tolist() == whole.bits.taken(np.array([3])).encoded.tolist()
+    part = replace(whole, bits=whole.bits.take(np.arange(2, 7)))  # as read from the middle of a file
+    assert part.bits.take(np.array([1])).encoded.tolist() == whole.bits.take(np.array([3])).encoded.tolist()
 
 
 def test_steps_that_share_a_column_add_up() -> None:

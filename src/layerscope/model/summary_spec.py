@@ -199,10 +199,10 @@ def _numbers(encoded: Bytes) -> tuple[Ints, Ints]:
     goes_on = encoded >= 0x80
     begins = np.concatenate(([True], ~goes_on[:-1]))[: len(encoded)]
     numbers = (encoded[begins] & 0x7F).astype(np.int64)
-    longer, at, place = np.flatnonzero(goes_on[begins]), np.flatnonzero(begins & goes_on), 0
+    longer, at, shift = np.flatnonzero(goes_on[begins]), np.flatnonzero(begins & goes_on), 0
     while len(longer):  # most numbers have one byte, fewer have two, and so on
-        at, place = at + 1, place + 7
-        numbers[longer] |= (encoded[at] & 0x7F).astype(np.int64) << place
+        at, shift = at + 1, shift + 7
+        numbers[longer] |= (encoded[at] & 0x7F).astype(np.int64) << shift
         still = goes_on[at]
         longer, at = longer[still], at[still]
     return numbers, np.flatnonzero(~goes_on) + 1

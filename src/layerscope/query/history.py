@@ -95,7 +95,7 @@ class History:
         return replace(self._rows(rows), custom=custom)
 
     def _rows(self, rows: Ints) -> History:
-        bits = self.bits.taken(rows) if len(self.bits.m) else self.bits
+        bits = self.bits.take(rows) if len(self.bits.m) else self.bits
         moments = {name: moment[rows] for name, moment in self.moments.items()}
         owner = self.owner[rows] if len(self.owner) else self.owner
         return replace(self, steps=self.steps[rows], moments=moments, bits=bits, owner=owner)

@@ -46,21 +46,21 @@ static int list_buckets(scratch *s, const tally *t) {
     int n = 0, first = code_of(bits_of(t->abs_low), COARSE_M);
     if (t->low < 0) {
         for (int code = code_of(bits_of(-t->low), COARSE_M); code >= first; code--) {
-            uint64_t *place = s->own.counts + NEGATIVE + code;
+            uint64_t *counter = s->own.counts + NEGATIVE + code;
             s->code[n] = -code;
-            s->in_bucket[n] = *place;
-            n += *place != 0;
-            *place = 0;
+            s->in_bucket[n] = *counter;
+            n += *counter != 0;
+            *counter = 0;
         }
     }
     if (t->high > 0) {
         int last = code_of(bits_of(t->high), COARSE_M);
         for (int code = first; code <= last; code++) {
-            uint64_t *place = s->own.counts + code;
+            uint64_t *counter = s->own.counts + code;
             s->code[n] = code;
-            s->in_bucket[n] = *place;
-            n += *place != 0;
-            *place = 0;
+            s->in_bucket[n] = *counter;
+            n += *counter != 0;
+            *counter = 0;
         }
     }
     return n;
@@ -219,8 +219,8 @@ static void fill_all(const tensor *x, target *to, int threads, const beside *res
 
 /* ---- Python ---- */
 
-static int64_t number_at(PyObject *plan, Py_ssize_t place) {
-    return PyLong_AsLongLong(PyList_GetItem(plan, place));
+static int64_t number_at(PyObject *plan, Py_ssize_t index) {
+    return PyLong_AsLongLong(PyList_GetItem(plan, index));
 }
 
 /* Parse the tensors of the plan; returns their total number of elements, or -1 with an error set. */

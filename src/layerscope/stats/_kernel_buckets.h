@@ -45,9 +45,9 @@ static bucket bucket_of(int64_t code, int64_t count, int m, double smallest, dou
 
 static const uint8_t *take_number(const uint8_t *from, const uint8_t *end, uint64_t *number) {
     *number = 0;
-    for (int place = 0; from < end; place += 7) {
+    for (int shift = 0; from < end; shift += 7) {
         uint8_t byte = *from++;
-        *number |= (uint64_t)(byte & 0x7f) << (place & 63);
+        *number |= (uint64_t)(byte & 0x7f) << (shift & 63);
         if (byte < 0x80) break;
     }
     return from;
@@ -128,8 +128,8 @@ static int64_t decode_groups(const stored *all, const int64_t *starts, int64_t g
         bucket *runs = room, *other = room + most_bytes / 2;
         int64_t rows = starts[g + 1] - starts[g], used = 0;
         for (int64_t k = 0; k < rows; k++) used += lengths[k] = decode_row(all, starts[g] + k, runs + used);
-        int64_t found = merge_runs(&runs, &other, lengths, rows);
-        for (int64_t k = 0; k < found; k++, n++) {
+        int64_t merged = merge_runs(&runs, &other, lengths, rows);
+        for (int64_t k = 0; k < merged; k++, n++) {
             to->row[n] = g;
             to->low[n] = runs[k].low;
             to->high[n] = runs[k].high;
@@ -238,15 +238,15 @@ static buckets buckets_at(const int64_t *columns) {
 
 static PyObject *py_decode(PyObject *module, PyObject *const *args, Py_ssize_t given) {
     (void)module;
-    int64_t of[12], found;
+    int64_t of[12], decoded;
     if (!read_numbers(args, given, 12, of)) return NULL;
     stored all = {(const uint8_t *)(intptr_t)of[0], (const int64_t *)(intptr_t)of[1], (const uint8_t *)(intptr_t)of[2],
                   (const double *)(intptr_t)of[3], (const double *)(intptr_t)of[4]};
     buckets to = buckets_at(of + 7);
     Py_BEGIN_ALLOW_THREADS
-    found = decode_groups(&all, (const int64_t *)(intptr_t)of[5], of[6], &to);
+    decoded = decode_groups(&all, (const int64_t *)(intptr_t)of[5], of[6], &to);
     Py_END_ALLOW_THREADS
-    return found < 0 ? PyErr_NoMemory() : PyLong_FromLongLong(found);
+    return decoded < 0 ? PyErr_NoMemory() : PyLong_FromLongLong(decoded);
 }
 
 static PyObject *py_cumulative(PyObject *module, PyObject *const *args, Py_ssize_t given) {

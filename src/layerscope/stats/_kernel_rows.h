@@ -36,18 +36,18 @@ INLINE void add_rest(row_sums *to, const double *x, int n, double shift) {
 
 /* Sums over the finite elements of a row; returns their number. */
 static double add_finite(const tensor *x, int64_t start, int64_t end, row_sums *to, double *shift, block_buffers *room) {
-    double found = 0.0;
+    double finite = 0.0;
     for (int64_t at = start; at < end; at += BLOCK) {
         int n = block_size(at, end);
         const double *wide = wide_values(x, raw_block(x, at, n, room), n, room);
         for (int i = 0; i < n; i++) {
             if (!isfinite(wide[i])) continue;
-            if (found == 0.0) *shift = wide[i];
+            if (finite == 0.0) *shift = wide[i];
             add_rest(to, wide + i, 1, *shift);
-            found += 1.0;
+            finite += 1.0;
         }
     }
-    return found;
+    return finite;
 }
 
 INLINE void one_row(const tensor *x, int64_t start, int64_t end, double *to, block_buffers *room) {

@@ -143,8 +143,8 @@ class EncodedRows:
         """Bytes in memory."""
         return sum(part.nbytes for part in (self.m, self.offsets, self.encoded, self.smallest, self.largest))
 
-    def taken(self, rows: Ints) -> EncodedRows:
-        """Some of the rows."""
+    def take(self, rows: Ints) -> EncodedRows:
+        """The given rows."""
         sizes = np.diff(self.offsets)[rows]
         offsets = np.cumsum(np.append(0, sizes))
         moved = self.offsets[rows] - self.offsets[0] - offsets[:-1]
@@ -162,10 +162,10 @@ def _decoded_by_kernel(kernel: ModuleType, rows: EncodedRows, starts: Ints) -> B
     most = np.count_nonzero(rows.encoded[begin:end] < 0x80) // 2  # a gap and a count for each bucket
     row, counts, exponent = np.empty(most, np.int64), np.empty(most, np.int64), np.empty(most, np.int32)
     low, high = np.empty(most), np.empty(most)
-    found = BitRows(len(starts) - 1, row, low, high, counts, exponent)
+    decoded = BitRows(len(starts) - 1, row, low, high, counts, exponent)
     given = _addresses(rows.m, rows.offsets, rows.encoded, rows.smallest, rows.largest, starts)
-    n = kernel.decode(*given, found.rows, *_addresses(*found.columns))
-    return BitRows(found.rows, row[:n], low[:n], high[:n], counts[:n], exponent[:n])
+    n = kernel.decode(*given, decoded.rows, *_addresses(*decoded.columns))
+    return BitRows(decoded.rows, row[:n], low[:n], high[:n], counts[:n], exponent[:n])
 
 
 def _addresses(*arrays: npt.NDArray[Any]) -> list[int]:  # Any: columns of any type
@@ -207,8 +207,8 @@ def _bounds(codes: Ids, m: int) -> tuple[Floats, Floats]:
     if last - first >= len(codes):
         return summary_spec.bounds_of(codes, m)
     low, high = summary_spec.bounds_of(np.arange(first, last + 1, dtype=np.int32), m)
-    place = codes - first
-    return low[place], high[place]
+    index = codes - first
+    return low[index], high[index]
 
 
 def clip(bits: BitRows, smallest: Floats, largest: Floats) -> BitRows:
@@ -264,9 +264,9 @@ def _edges_within(bits: BitRows, edges: Floats) -> tuple[Ints, Ints]:
     return first, behind[: len(first)]
 
 
-def _added(place: Ints, weights: Floats | Ints, size: int) -> Floats:
+def _added(index: Ints, weights: Floats | Ints, size: int) -> Floats:
     """Sum of the weights per index; exact for counts below 2**53."""
-    return np.bincount(place, weights, size).astype(np.float64, copy=False)
+    return np.bincount(index, weights, size).astype(np.float64, copy=False)
 
 
 def histogram(bits: BitRows, edges: Floats) -> Floats:
@@ -307,18 +307,18 @@ def pooled_quantiles(bits: BitRows, zeros: float, shares: Floats, *, of_magnitud
     """`quantiles` of all rows merged, for shares above 0; sorts only the buckets near a quantile."""
     low, high = magnitudes_of(bits) if of_magnitudes else (bits.low, bits.high)
     leading = (low.view(np.uint64) >> np.uint64(48)).astype(np.uint16)  # sign, exponent, top bits of the mantissa
-    place = np.where(leading >> 15, ~leading, leading | 0x8000)  # in the order of the values
-    upto = np.cumsum(_added(place, bits.counts, 1 << 16))
+    slot = np.where(leading >> 15, ~leading, leading | 0x8000)  # in the order of the values
+    upto = np.cumsum(_added(slot, bits.counts, 1 << 16))
     upto[1 << 15 :] += zeros
     result = np.empty(len(shares))
     for at, wanted in enumerate(shares * upto[-1]):
-        found = int(np.searchsorted(upto, wanted))
-        near = np.flatnonzero(place == found)
+        target = int(np.searchsorted(upto, wanted))
+        near = np.flatnonzero(slot == target)
         near = near[np.lexsort((bits.low[near], low[near]))]
         ends = np.stack((low[near], high[near], bits.counts[near]))
-        if found == 1 << 15 and zeros:
+        if target == 1 << 15 and zeros:
             ends = np.insert(ends, 0, (0.0, 0.0, zeros), axis=1)
-        before = upto[found] - ends[2].sum() + np.cumsum(ends[2])
+        before = upto[target] - ends[2].sum() + np.cumsum(ends[2])
         bucket = min(int(np.searchsorted(before, wanted)), len(before) - 1)
         first, last, counts = ends[:, bucket]
         result[at] = first + np.clip((wanted - (before[bucket] - counts)) / counts, 0.0, 1.0) * (last - first)
@@ -336,14 +336,14 @@ def _with_zeros(bits: BitRows, zeros: Floats) -> BitRows:
     rows = np.flatnonzero(zeros)
     up_to_row = np.cumsum(np.bincount(bits.row, minlength=bits.rows))
     positive = np.bincount(bits.row[bits.low >= 0], minlength=bits.rows)
-    place = (up_to_row - positive)[rows]
+    index = (up_to_row - positive)[rows]
     return BitRows(
         bits.rows,
-        np.insert(bits.row, place, rows),
-        np.insert(bits.low, place, 0.0),
-        np.insert(bits.high, place, 0.0),
-        np.insert(bits.counts, place, zeros[rows].astype(np.int64)),
-        np.insert(bits.exponent, place, 0),
+        np.insert(bits.row, index, rows),
+        np.insert(bits.low, index, 0.0),
+        np.insert(bits.high, index, 0.0),
+        np.insert(bits.counts, index, zeros[rows].astype(np.int64)),
+        np.insert(bits.exponent, index, 0),
     )
 
 
@@ -352,10 +352,10 @@ def exponents(bits: BitRows) -> tuple[Ids, Ints]:
     if len(bits.exponent) == 0:
         return bits.exponent, np.zeros((bits.rows, 0), np.int64)
     smallest = bits.exponent.min()
-    place = bits.exponent - smallest
-    across = int(place.max()) + 1
-    counts = _added(bits.row * across + place, bits.counts, bits.rows * across).reshape(bits.rows, across)
-    present = np.flatnonzero(np.bincount(place))
+    index = bits.exponent - smallest
+    across = int(index.max()) + 1
+    counts = _added(bits.row * across + index, bits.counts, bits.rows * across).reshape(bits.rows, across)
+    present = np.flatnonzero(np.bincount(index))
     return (present + smallest).astype(np.int32), counts[:, present].astype(np.int64)
 
 

@@ -98,8 +98,8 @@ _POWERS = {"sum": 1, "sum_abs": 1, "sum2": 2, "sum3": 3, "sum4": 4, "sum8": 8} |
 
 def _regrouped(m: Bytes, row: Ints, codes: Ints, counts: Ints) -> tuple[Ints, Bytes]:
     """Offsets and bytes of rows whose buckets may be in any order and occur more than once."""
-    key, place = np.unique((row << 32) + codes, return_inverse=True)
-    total = np.bincount(place, counts, len(key)).astype(np.int64)
+    key, inverse = np.unique((row << 32) + codes, return_inverse=True)
+    total = np.bincount(inverse, counts, len(key)).astype(np.int64)
     group = (key + (1 << 31)) >> 32
     return encode_rows(m, group, key - (group << 32), total)
 
@@ -137,8 +137,10 @@ def _leb128(numbers: Ints) -> tuple[Ints, Bytes]:
         lengths += numbers >= 1 << (7 * septets)
     ends = np.cumsum(lengths)
     data = np.zeros(ends[-1] if len(ends) else 0, np.uint8)
-    for place in range(int(lengths.max(initial=0))):
-        more = lengths > place
-        last = lengths == place + 1
-        data[(ends - lengths)[more] + place] = (numbers[more] >> (7 * place)) & 0x7F | np.where(last[more], 0, 0x80)
+    for position in range(int(lengths.max(initial=0))):
+        more = lengths > position
+        last = lengths == position + 1
+        data[(ends - lengths)[more] + position] = (numbers[more] >> (7 * position)) & 0x7F | np.where(
+            last[more], 0, 0x80
+        )
     return ends, data

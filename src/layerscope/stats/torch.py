@@ -1,4 +1,4 @@
-"""Summaries of torch tensors, read in place if possible.
+"""Summaries of torch tensors, read inplace if possible.
 
 Nothing changes: no autograd graph, no random state, no attribute. Only plain tensors and parameters: a subclass that
 wraps other tensors, such as a DTensor, is refused. Pass the tensor inside it (`.to_local()`).
@@ -47,18 +47,18 @@ def _name(dtype: torch.dtype) -> str:
 def add(arena: kernel.Arena, tensor: torch.Tensor) -> int:
     """Summarize a tensor; returns its row in the arena.
 
-    A summary does not depend on the order of the elements, so transposed and channels-last tensors are read in place,
+    A summary does not depend on the order of the elements, so transposed and channels-last tensors are read inplace,
     too. In a broadcast tensor each distinct element is read once and counted as often as it occurs. Strided views with
     gaps and tensors on other devices are copied. Both elements of a float4 byte are counted.
     """
-    place = in_place(tensor)
-    if place is not None:
-        return arena.add_many(place, threads_for(place[1]))
+    entry = in_place(tensor)
+    if entry is not None:
+        return arena.add_many(entry, threads_for(entry[1]))
     _refuse(tensor)
     distinct, times = _distinct(tensor)
     readable, number = _readable(distinct)
-    place = [_address(readable), readable.numel(), number]
-    row = arena.add_many(place, threads_for(place[1]))
+    entry = [_address(readable), readable.numel(), number]
+    row = arena.add_many(entry, threads_for(entry[1]))
     if times != 1:
         arena.repeat(row, times)
     return row
@@ -74,9 +74,9 @@ def add_many(arena: kernel.Arena, tensors: Sequence[torch.Tensor]) -> tuple[list
     apart: dict[int, int] = {}
     errors: dict[int, SelectError] = {}
     for position, tensor in enumerate(tensors):
-        place = in_place(tensor)
-        if place is not None:
-            plan += place
+        entry = in_place(tensor)
+        if entry is not None:
+            plan += entry
             continue
         try:
             apart[position] = add(arena, tensor)  # at once, so that only one copy is alive
@@ -108,7 +108,7 @@ def _by_lanczos(matrix: torch.Tensor) -> float:
     """Largest singular value of a large matrix by Lanczos iteration from a fixed start, until it converges."""
     vectors = [torch.linspace(1.0, 2.0, matrix.shape[1], dtype=matrix.dtype)]
     vectors[0] /= torch.linalg.vector_norm(vectors[0])
-    found = 0.0
+    largest = 0.0
     diagonal: list[float] = []
     beside: list[float] = []
     for _ in range(_MOST_ROUNDS):
@@ -119,12 +119,12 @@ def _by_lanczos(matrix: torch.Tensor) -> float:
         image -= basis @ (basis.mH @ image)  # twice: one pass leaves rounding errors that grow
         rest = float(torch.linalg.vector_norm(image))
         off = np.diag(beside, 1) if beside else 0.0
-        before, found = found, float(np.linalg.eigvalsh(np.diag(diagonal) + off + np.transpose(off))[-1])
-        if rest <= 1e-14 * max(diagonal) or (len(vectors) > _LEAST_ROUNDS and found - before <= 1e-15 * found):
+        before, largest = largest, float(np.linalg.eigvalsh(np.diag(diagonal) + off + np.transpose(off))[-1])
+        if rest <= 1e-14 * max(diagonal) or (len(vectors) > _LEAST_ROUNDS and largest - before <= 1e-15 * largest):
             break
         beside.append(rest)
         vectors.append(image / rest)
-    return math.sqrt(max(found, 0.0))
+    return math.sqrt(max(largest, 0.0))
 
 
 def thinned(tensor: torch.Tensor, most: int) -> torch.Tensor:
@@ -144,12 +144,12 @@ def thinned(tensor: torch.Tensor, most: int) -> torch.Tensor:
 
 
 def threads_for(elements: int) -> int:
-    """Number of threads for tensors of so many elements: that of torch, up to a limit."""
+    """Number of threads for a tensor of `largest` elements: that of torch, up to a limit."""
     return 1 if elements < kernel.LARGE else min(torch.get_num_threads(), _MOST_THREADS)
 
 
 def in_place(tensor: torch.Tensor) -> list[int] | None:
-    """Arguments of `Arena.add` for a contiguous tensor that can be read in place, else None."""
+    """Arguments of `Arena.add` for a contiguous tensor that can be read inplace, else None."""
     number = _NUMBER.get(tensor.dtype)
     if number is None or is_wrapper(tensor) or not tensor.is_cpu or tensor.is_nested:
         return None
