@@ -61,16 +61,16 @@ def watch(  # noqa: PLR0913  the one verb that takes everything about a recordin
 
     `model`: a module, or several by name, `{"generator": g, "discriminator": d}`. None records only the tensors
     that the loop names with `run.record()`.
-    `optimizer`: one or several; layerscope finds it by itself if it is not given.
-    `to`: the run's folder, by default a new one under `runs/`. If the folder is taken, the run gets a suffix.
+    `optimizer`: one or several; by default those that update the parameters.
+    `to`: the run's folder, by default a new one under `runs/`. If the folder exists, the run gets a suffix.
     `every`: every n-th step is recorded. A dict gives a number for each step type (`run.begin(type=…)`). A
     `Schedule` says everything else about when: start and stop, rules, a time budget, steps kept after they ended.
-    `kinds`: which tensors, such as `("output", "weight_grad")`, or `"all"`.
+    `kinds`: which tensors, such as `("output", "input_grad")`, or `"all"`.
     `sites`, `exclude`: where, by name, glob, compiled regular expression or module class.
     `detail`: how much is kept of tensors named with `run.record()`: `"summary"`, `"statistics"`, `"samples"`,
     `"all"`, or a `Detail`.
-    `statistics`: a function from a tensor to a dict of further numbers.
-    `sample`: of a larger tensor only this many elements, evenly spread, are summarized.
+    `statistics`: a function from a tensor to a dict of custom statistics.
+    `sample`: summarizes at most this many elements of a tensor, evenly spread.
     `also`: further sinks that receive the same records: objects with `write(records)` and `close()`.
     `resume`: True continues the run in `to` after its last step, a number continues it at that step.
     `enabled`: False records nothing and makes no folder until `run.enabled = True`.

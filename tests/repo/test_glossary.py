@@ -65,6 +65,9 @@ RETIRED = {
     "export": ("keepTable", "keepPicture", "keepDrawing", "asKept", "charts/keep"),
     "request": ("./asking", "../asking", "askedOfGraph", "isDeaf"),
     "run": ("metric-trial", 'data-testid="trial"'),
+    "schedule": ("keep_if=None, budget", "class When", "InLoop", "loop_api", "Cadence", "class Keeping"),
+    "name before tensor": ("attach(tensor, name)", "run.detach("),
+    "edits": ("edit=None", "tracing(edit=", "tracing(model, edit="),
     "what it is": (
         "Backlog",
         "Lately",

@@ -61,9 +61,9 @@ class WritableRun:
 def create(
     path: str | os.PathLike[str], *, resume: bool = False, rank: int = 0, info: Mapping[str, Any] | None = None
 ) -> WritableRun:
-    """A run folder to record into. A taken name gets a suffix, `first-2`, unless the run is to be resumed.
+    """Create a run folder to record into. If the name exists, it gets a suffix, `first-2`, unless `resume` is given.
 
-    A folder that holds anything is taken. With `resume`, a folder that is no run is an error, a missing one is made.
+    An empty folder counts as free. With `resume`, a folder that is not a run is an error, a missing one is created.
     Other ranks of one training join the folder that rank 0 made with `resume=True`.
     """
     wanted = Path(path).absolute()
@@ -103,7 +103,7 @@ def _made(wanted: Path, info: dict[str, Any], *, search: bool) -> Path:
     """A new run in the first free folder: `name`, `name-2`, `name-3` and so on.
 
     It is made under another name and renamed, so that it is there as a whole or not at all. An empty folder that is
-    there already may be somebody's working directory, or a disk of its own: it stays, and the run is made inside it.
+    there already may be a working directory, or a mounted disk: it stays, and the run is made inside it.
     """
     number, folder = 1, wanted
     while True:
@@ -116,13 +116,13 @@ def _made(wanted: Path, info: dict[str, Any], *, search: bool) -> Path:
 
 
 def _made_at(folder: Path, info: dict[str, Any]) -> bool:
-    """Makes a run in a folder, unless that is taken."""
+    """Makes a run in a folder; False if the folder is not empty."""
     if not folder.exists():
-        aside = folder.with_name(f".{folder.name}{ASIDE}-{secrets.token_hex(4)}")
-        aside.mkdir()
-        _furnish(aside, folder.name, info)
+        temporary = folder.with_name(f".{folder.name}{ASIDE}-{secrets.token_hex(4)}")
+        temporary.mkdir()
+        _furnish(temporary, folder.name, info)
         try:
-            aside.rename(folder)  # takes the place of an empty folder, of nothing else
+            temporary.rename(folder)  # takes the place of an empty folder, of nothing else
         except OSError:
             if not folder.exists():
                 raise
@@ -146,7 +146,7 @@ def _is_half_made(folder: Path) -> bool:
 
 
 def _finish(folder: Path, info: dict[str, Any]) -> bool:
-    """Makes a run inside a folder that is there, unless somebody else does; with run.json, the last, it exists."""
+    """Makes a run inside an existing folder; False if another process did. It exists once run.json does."""
     lock = FileLock.take(folder / COMPACT_LOCK, _PATIENCE_S)
     if lock is None:
         raise _busy(folder, 0)
@@ -211,7 +211,7 @@ def _opened(folder: Path, rank: int) -> WritableRun:
 def _busy(folder: Path, rank: int) -> BusyError:
     return BusyError(
         f"{folder} is being recorded by {holder_of(folder, rank)}. Close that recorder first, or record to another "
-        "folder: without resume=True a taken name gets a new suffix."
+        "folder: without resume=True an existing name gets a suffix."
     )
 
 

@@ -1,4 +1,4 @@
-"""The files of one recorder: takes loads from the backlog and appends them, table by table."""
+"""The files of one recorder: appends what was queued, table by table."""
 
 from __future__ import annotations
 
@@ -60,9 +60,9 @@ class Output:
         self._identity = _identity(run.path)
 
     def write(self, load: Load, done: Callable[[str, list[SinkRecord]], None], refuse: Refuse) -> None:
-        """Writes a load queue by queue, telling which are done. After an OSError the rest is still in the load.
+        """Writes a load queue by queue, and calls `done` for each. After an OSError the rest is still in the load.
 
-        An item that cannot be written at all is taken out too, and goes to `refuse` together with the reason.
+        An item that cannot be written is removed too, and passed to `refuse` with the reason.
         """
         self._check_folder()
         if load.dropped:
@@ -90,13 +90,13 @@ class Output:
         done(items)
 
     def _check_folder(self) -> None:
-        """Refuses a folder that is not the one opened: files still open would take rows that nobody can see."""
+        """Raises if the folder is not the one opened: rows would go to files that were deleted."""
         try:
-            found = _identity(self._run.path)
+            identity = _identity(self._run.path)
         except FileNotFoundError:
             raise FolderGoneError(f"{self._run.path} was deleted or moved") from None
-        if found != self._identity:
-            raise FolderGoneError(f"{self._run.path} was deleted and made anew by somebody else")
+        if identity != self._identity:
+            raise FolderGoneError(f"{self._run.path} was deleted and made anew by another process")
 
     def event(self, level: str, text: str) -> None:
         """Writes an event of the writer's own."""
@@ -126,19 +126,19 @@ class Output:
             self._segments[queue].write(_BATCHERS[queue](rows))
 
     def _keepable(self, items: list[SinkRecord]) -> list[TensorValues]:
-        """Values without those that cannot be kept, of which an event tells."""
-        found = [item for item in items if isinstance(item, TensorValues)]
-        refused = [(item, place, why) for item in found for place, why in enumerate(map(why_not, item.arrays)) if why]
+        """The values that can be stored; an event reports the others."""
+        values = [item for item in items if isinstance(item, TensorValues)]
+        refused = [(item, place, why) for item in values for place, why in enumerate(map(why_not, item.arrays)) if why]
         if not refused:
-            return found
+            return values
         item, place, why = refused[0]
         where = f"the first of series {item.series[place]} at step {item.step}"
         self.event("warning", f"{len(refused)} values were not kept, {where}: {why}.")
-        return [kept for item in found for kept in keepable(item)]
+        return [kept for item in values for kept in keepable(item)]
 
 
 def _take_out(load: Load, queue: str, done: Callable[[str, list[SinkRecord]], None], items: list[SinkRecord]) -> None:
-    """Takes the first items of a queue out of a load: they are written, or never will be."""
+    """Removes the first items of a queue from a load: they are written, or never will be."""
     load.items[queue] = load.items[queue][len(items) :]
     done(queue, items)
 

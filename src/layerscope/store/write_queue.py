@@ -201,10 +201,10 @@ class WriteQueue:
             self._unreported = {}
             room = limit_bytes
             for queue in QUEUES:
-                waiting, taken = self._queues[queue], load.items.setdefault(queue, [])
+                waiting, items = self._queues[queue], load.items.setdefault(queue, [])
                 while waiting and (room > 0 or queue not in DROPPED_FIRST) and self._is_due(queue):
-                    taken.append(waiting.popleft())
-                    room -= self._size_of(queue, taken[-1])
+                    items.append(waiting.popleft())
+                    room -= self._size_of(queue, items[-1])
             return load
 
     def _is_due(self, queue: str) -> bool:

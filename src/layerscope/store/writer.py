@@ -39,22 +39,22 @@ PATIENCE_S = 2.0  # what takes less shows nothing
 
 @contextmanager
 def progress_line(text: str) -> Iterator[Callable[[float], None]]:
-    """A function to tell the share that is done: shown on stderr if that is a terminal and it takes long."""
+    """A function that takes the share that is done; a terminal shows it on stderr if the work takes long."""
     began = time.monotonic()
     lines: list[Progress] = []
     with ExitStack() as shown:
 
-        def tell(share: float) -> None:
+        def show(share: float) -> None:
             if not lines and time.monotonic() - began >= PATIENCE_S and sys.stderr is not None and sys.stderr.isatty():
                 lines.append(shown.enter_context(_line(text)))
             for line in lines:
                 line.update(line.task_ids[0], completed=share)
 
-        yield tell
+        yield show
 
 
 def _line(text: str) -> Progress:
-    from rich.console import Console  # loaded when somebody waits, not by every training
+    from rich.console import Console  # loaded when a user waits, not by every training
     from rich.markup import escape
     from rich.progress import Progress
 
@@ -157,8 +157,8 @@ class SinkThread:
 class FolderSink:
     """A sink that writes into a run folder, and passes everything on to further ones: `FolderSink(create("runs/a"))`.
 
-    No method but `flush` and `close` waits for the disk. What goes wrong is told once, as a `LayerscopeWarning`
-    of the next `put`, and never raised. In a forked child every method does nothing.
+    Only `flush` and `close` wait for the disk. A failure is reported once, as a `LayerscopeWarning` of the next
+    `put`, and never raised. In a forked child every method does nothing.
     """
 
     def __init__(
@@ -188,7 +188,7 @@ class FolderSink:
         self._warned: set[str] = set()  # reasons why the disk failed
         self._refused: set[tuple[str, str]] = set()  # queues and kinds of errors of items that cannot be written
         self._closed = False
-        self._ends_itself = False  # the thread: nobody waits for it to mark the end of the session
+        self._ends_itself = False  # the thread: it marks the end of the session
         self._naming = threading.Lock()
         self._closing: Callable[[], None] | None = None  # to be called on the writer thread
         self._at_exit: Callable[[], Callable[[], None] | None] = lambda: None
@@ -200,7 +200,7 @@ class FolderSink:
 
     @property
     def cpu_s(self) -> float:
-        """Seconds of computing time that writing has taken."""
+        """CPU seconds of all writer threads."""
         return self._writer_s + sum(other.cpu_s for other in self._others)
 
     @property
@@ -218,7 +218,7 @@ class FolderSink:
             number = self._numbers.get(series)
             if number is None:
                 number = self._next
-                # The row waits before anybody knows the number: no row that uses it can be written earlier.
+                # The row is queued before the number is returned: no row that uses it can be written earlier.
                 self._add(NumberedSeries(number, series))
                 self._numbers[series] = number
                 self._next += 1
@@ -280,7 +280,7 @@ class FolderSink:
         self._closing = close
 
     def close(self, timeout_s: float = CLOSE_S) -> None:
-        """Writes what was taken, marks the end of the session, lets go of the folder and compacts it. Never raises."""
+        """Writes what is queued, marks the end of the session, unlocks the folder and compacts it. Never raises."""
         if os.getpid() != self._pid or self._closed:
             return
         self._close_others(timeout_s)
@@ -309,8 +309,8 @@ class FolderSink:
                     self.run.mark(closed_s=time.time(), drops=self.dropped, **self._output.written())
                 self.run.lock.release()
                 if self._compact:
-                    with progress_line(f"Compacting {self.run.path.name}") as tell:
-                        compact(self.run.path, tell)
+                    with progress_line(f"Compacting {self.run.path.name}") as show:
+                        compact(self.run.path, show)
         except (OSError, StoreError) as error:
             self._warn(f"{self.run.path} was recorded, but could not be tidied up at the end: {error}")
         finally:
@@ -337,7 +337,7 @@ class FolderSink:
                 pass
         except FolderGoneError as error:
             self._lose(f"{error}. Nothing more is recorded; the training goes on.")
-        except Exception as error:  # noqa: BLE001 -- a border: a fault of ours must not stop a training, but be told
+        except Exception as error:  # noqa: BLE001 -- a border: a bug of ours must not stop a training
             reason = f"{type(error).__name__}: {error}"
             self._lose(
                 f"The thread that writes {self.run.path} failed ({reason}). "
@@ -350,7 +350,7 @@ class FolderSink:
             self._end()
 
     def _close_recorder(self) -> None:
-        """Closes the recorder here if nobody else does it: it was dropped, or the program has ended."""
+        """Closes the recorder on this thread if it was garbage-collected, or the program has ended."""
         closing, self._closing = self._closing, None
         if closing is None and not self._closed and _program_has_ended():
             closing = self._at_exit() or self.close
@@ -366,7 +366,7 @@ class FolderSink:
             self.close()
 
     def _round(self) -> bool:
-        """Waits for something to write and writes it; whether it was the last time."""
+        """Waits for something to write and writes it; returns whether this was the last round."""
         self._wake.wait(FLUSH_S)
         self._wake.clear()
         self._close_recorder()
@@ -411,7 +411,7 @@ class FolderSink:
         return True
 
     def _refuse(self, queue: str, item: SinkRecord, error: Exception) -> None:
-        """Counts an item that cannot be written as dropped, and says what it is, once for each reason."""
+        """Counts an item that cannot be written as dropped, and reports the first for each reason."""
         self._queue.refuse(queue, item)
         reason = f"{type(error).__name__}: {error}"[:_REASON_LENGTH]
         kind = (queue, type(error).__name__)
@@ -426,7 +426,7 @@ class FolderSink:
         reason = error.strerror or str(error)
         if self._failing_since is None:
             self._failing_since = time.time()
-        if reason not in self._warned:  # a disk that fills up again and again is told of once
+        if reason not in self._warned:  # once for each reason, however often the disk fills up
             self._warned.add(reason)
             self._complaints[_FOLDER] = (
                 f"{self.run.path} cannot be written: {reason}. The training goes on. What is recorded "
@@ -440,7 +440,7 @@ class FolderSink:
         self._output.event("info", f"Writing failed for {time.time() - since:.1f} s and works again.")
 
     def _give_up(self) -> None:
-        """At the end, with a disk that takes nothing: what still waits is lost, and said to be."""
+        """Drops and reports what is still queued, when the recorder is closed and the disk cannot be written."""
         self._queue.give_up(Load())
         rows = {table: rows for table, rows in self._queue.dropped.items() if rows}
         self._complaints[_FOLDER] = (

@@ -1,4 +1,4 @@
-"""The recorder of a training loop: it counts steps, takes metrics and notes, and decides when to listen."""
+"""The recorder of a training loop: counts steps, stores metrics and notes, and decides when the listener reads."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _NO_STEP = (
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """What a recorder writes to and listens with."""
+    """The sink and the listener of a recorder."""
 
     sink: Sink
     listener: ModelListener
@@ -47,16 +47,16 @@ class Opened:
 
 @dataclass(slots=True)
 class Pace:
-    """When the step in progress began, and what it took of our own time."""
+    """When the step in progress began, and how much time recording has used."""
 
     began_s: float
-    at_begin: int  # what `Progress` gave
-    writer_s: float = 0.0  # of the writer, until then
-    listening_s: float = 0.0  # to make ready for it
+    at_begin: int  # what `Progress` returned
+    writer_s: float = 0.0  # CPU time of the writer until the step began
+    listening_s: float = 0.0  # time to attach the hooks for the step
 
 
 Open = Callable[["weakref.ref[Recorder]"], Opened]
-Progress = Callable[[], int]  # gives another number once something was computed that could have been recorded
+Progress = Callable[[], int]  # returns another number once something was computed that could have been recorded
 
 
 T = TypeVar("T")
@@ -64,12 +64,12 @@ _IDLE = nullcontext()
 
 
 class Recorder:
-    """Records a training: call `step()` once per optimizer step, and `close()` it, or use it in a `with` block.
+    """Records a training: call `step()` once per optimizer step; use it in a `with` block, or call `close()`.
 
-    A step the schedule does not want has no hooks in place and costs nothing, unless `keep_if` may want it in the end.
+    In a step that is not scheduled no hook is in place, unless `keep_if` or `keep_last` may still keep the step.
 
-    Until the first `step()` the model keeps the recorder alive; from then on only the caller of `step()` does. A
-    recorder that nothing keeps alive closes itself. It does not keep the model alive. A copy of it records nothing.
+    Until the first `step()` the model keeps the recorder alive; after that only references to the recorder do. A
+    recorder without references closes itself. It does not keep the model alive. A copy of it records nothing.
     """
 
     _path: Path | None = None
@@ -109,7 +109,7 @@ class Recorder:
         self.enabled = enabled
 
     def _start(self, open: Open) -> None:
-        """Open the run's folder, and let the model keep this recorder alive."""
+        """Open the sink, and have the models keep this recorder alive."""
         opened = open(weakref.ref(self))
         self._sink, self._listener, self._path = opened.sink, opened.listener, opened.path
         self._dependencies = DependencyCache(self._sink)
@@ -125,8 +125,8 @@ class Recorder:
     def enabled(self) -> bool:
         """Whether steps are recorded; set it to pause and to resume, at any time.
 
-        False takes the hooks away at once and drops the step in progress; from then on steps are counted, and nothing
-        is recorded. True records the step in progress if nothing of it was computed yet, and otherwise the next ones.
+        False removes all hooks at once and drops the step in progress; from then on `step()` only counts. True records
+        the step in progress if nothing of it was computed yet, and otherwise begins with the next step.
         """
         return self._enabled
 
@@ -156,12 +156,12 @@ class Recorder:
 
     @property
     def path(self) -> Path | None:
-        """The run's folder, where there is one."""
+        """The run's folder; None if there is none."""
         return self._path
 
     @property
     def overhead(self) -> float:
-        """The part of the training's time that recording has taken so far: 0.02 for 2 %."""
+        """The share of the time that recording has used so far: 0.02 for 2 %."""
         return self._policy.budget.share
 
     @property
@@ -170,7 +170,7 @@ class Recorder:
         return self._step
 
     def step(self, **metrics: SupportsFloat) -> None:
-        """End the step in progress; keywords are metrics of it, such as its loss."""
+        """End the step in progress; keywords are its metrics, such as `loss=loss`."""
         self._must_be_open("step()")
         if self._kept_by:
             self._leave_models()
@@ -240,14 +240,14 @@ class Recorder:
             self._sink.put(Overhead(self._step, step_s, spent_s, summaries.summaries, summaries.bytes))
 
     def begin(self, type: str = STEP_TYPE) -> None:
-        """Begin a step of a type; each type has its own distance between recorded steps."""
+        """Begin a step of a type; `Schedule` counts the steps of each type separately."""
         self._must_be_open("begin()")
         _check_type(type)
         now = self._now
         if now is not None and now.entries and not now.interrupted:
             raise StateError(
-                f"begin({type!r}) came after tensors of the step were recorded. Call begin() first; where an error cut "
-                "a step short, call discard(), or end it with step()."
+                f"begin({type!r}) came after tensors of the step were recorded. Call begin() first; if an error cut a "
+                "step short, call discard(), or end it with step()."
             )
         self._discarded = -1
         spent_s = self._pace.listening_s
@@ -257,21 +257,21 @@ class Recorder:
         self._pace.listening_s += spent_s
 
     def iteration(self) -> AbstractContextManager[None]:
-        """A `with` block around one pass of several in a step; what is recorded inside belongs to it."""
+        """Mark one of several passes of a step, as a `with` block; tensors recorded inside belong to it."""
         return _IDLE if self._now is None or self._now.reader.computes_again() else self._now.iteration()
 
     def context(self, name: str) -> AbstractContextManager[None]:
-        """A `with` block around forwards that mean something of their own, such as D(real) and D(fake) in one step.
+        """Label the forwards inside a `with` block, such as D(real) and D(fake) in one step.
 
-        What is computed inside has series of its own, gradients included. A context inside another one is called
-        `outer/inner`. Weights, their gradients and updates belong to none.
+        Tensors computed inside, and their gradients, are separate series. A context inside another one is called
+        `outer/inner`. Weights, their gradients and updates have no context.
         """
         if not isinstance(name, str) or name not in self._contexts:
             _check_context(name)
             self._contexts.add(name)
         return self._listener.context(name) if self._is_open else nullcontext()
 
-    def record(  # noqa: PLR0913  all that can be said of a tensor
+    def record(  # noqa: PLR0913  everything there is to say about a tensor
         self,
         name: str,
         tensor: T,
@@ -282,23 +282,23 @@ class Recorder:
         initial: bool = False,
         detail: str | None = None,
     ) -> T:
-        """The tensor itself; it is recorded under the name, with its gradient and what it depends on.
+        """Record a tensor under a name, with its gradient and what it depends on; returns the tensor.
 
-        `type` is what it is in your network: `input`, `target`, `loss`, `intermediate`, `parameter`. Several tensors
-        can go by one name in different roles. `batch_dim` is None for a tensor without a batch; `initial=True` is for
-        what is there before the first iteration. `detail` is one of `"summary"`, `"statistics"`, `"samples"`, `"all"`.
+        `type` is what the tensor is in your network: `input`, `target`, `loss`, `intermediate`, `parameter`. Several
+        tensors of one name have different roles. `batch_dim` is None for a tensor without a batch; `initial=True` is
+        for tensors from before the first iteration. `detail` is `"summary"`, `"statistics"`, `"samples"` or `"all"`.
         """
         if self._now is not None:
             self._now.record(tensor, (name, type, role, batch_dim, initial, detail))
         return tensor
 
     def link(self, source: object, target: object) -> None:
-        """Let one tensor depend on another beyond what is computed; each is a tensor, or the name of a recorded one."""
+        """Add a dependency that no operation computes; each end is a tensor, or the name of a recorded one."""
         if self._now is not None:
             self._now.link(source, target)
 
     def gradients(self, loss: str) -> None:
-        """Say which loss the gradients are of that have arrived since the last such call: call it after a backward."""
+        """Name the loss of the gradients since the last such call: call it after each backward."""
         if self._now is not None:
             self._now.gradients(loss)
 
@@ -310,11 +310,11 @@ class Recorder:
         before: int = 0,
         reason: str = "",
     ) -> None:
-        """Keep the step in progress, whatever the schedule says, and decide what of it: call it before `step()`.
+        """Keep the step in progress, whatever the schedule says; call it before `step()`.
 
-        `type` is the step's type from now on. `samples` are places in the batch, or how many; with `categories`, one
-        for each sample of the batch, those of categories that were seldom kept come first. `before=2` keeps the two
-        steps before it too, as far as `Schedule(keep_last=…)` keeps them in memory.
+        `type` becomes the step's type. `samples` are indices into the batch, or a number of samples; with `categories`,
+        one per sample of the batch, samples of categories that were rarely kept come first. `before=2` also keeps the
+        two steps before, as far as `Schedule(keep_last=…)` has them in memory.
         """
         self._must_be_open("keep()")
         if type is not None:
@@ -325,8 +325,8 @@ class Recorder:
             if self._discarded == self._step:
                 raise StateError(f"keep() came after discard() in step {self._step}: call one of them, not both.")
             raise StateError(
-                f"keep() came in step {self._step}, which is not listened to. Give watch(every=Schedule(keep_last=1)) "
-                "to be able to keep any step, or keep_if for a rule."
+                f"keep() came in step {self._step}, which is not read. Give watch(every=Schedule(keep_last=1)) to "
+                "be able to keep any step, or keep_if for a rule."
             )
         if not isinstance(before, int) or not 0 <= before <= self._ended_steps.size:
             raise ArgumentError(

@@ -43,7 +43,7 @@ class Schedule:
     after each recorded step, so that a long training has many recorded steps at its beginning and few at its end.
     `every` may also be a dict from step types (globs of what `begin(type=…)` gives) to numbers or schedules.
 
-    Which steps later: `keep_if` is a function that decides at the end of every other step whether to keep it:
+    Steps kept after they ended: `keep_if` is a function that decides at the end of any other step whether to keep it,
     `keep_if=lambda step: step.loss > 3 * step.loss_ema`. `keep_last` is how many ended steps stay in memory, so that
     `Recorder.keep()` and `keep_if` can keep them too.
 
@@ -159,9 +159,9 @@ def schedule_of(every: Every) -> Schedule:
 
 
 class Budget:
-    """Keeps account of all steps and of what recording took of them.
+    """Adds up the time of all steps and the time that recording used.
 
-    `share` is the part of the whole time that recording may take: 0.02 for 2 %. None: as much as it takes.
+    `share` is the largest share of the time that recording may use: 0.02 for 2 %. None: no limit.
     """
 
     def __init__(self, share: float | None = None) -> None:
@@ -171,21 +171,21 @@ class Budget:
         self._last_s = 0.0
 
     def account(self, step_s: float, recording_s: float, *, recorded: bool) -> None:
-        """Take in what a step took, and what of it was ours."""
+        """Add the time of a step, and the part of it that recording used."""
         self._total_s += step_s
         self._spent_s += recording_s
         if recorded:
             self._last_s = recording_s
 
     def affords(self) -> bool:
-        """Whether one more recorded step, at the price of the last, stays within the share; the first always does."""
+        """Whether one more recorded step, as slow as the last, stays within the share; the first always does."""
         if self._allowed is None or not self._last_s:
             return True
         return self._spent_s + self._last_s <= self._allowed * (self._total_s + self._last_s)
 
     @property
     def share(self) -> float:
-        """The part of the time that recording has taken so far."""
+        """The share of the time that recording has used so far."""
         return self._spent_s / self._total_s if self._total_s else 0.0
 
 
@@ -254,7 +254,7 @@ class StepPolicy:
 
 @dataclass(slots=True)
 class Late:
-    """What the user decided when the step was known."""
+    """What `keep()` decided about the step in progress."""
 
     reason: str
     before: int
