@@ -125,7 +125,7 @@ def read_history(
 
     `columns` are the moments to read, None for no summaries at all; `custom` the custom statistics, None for all.
     """
-    numbers = np.unique(tables.ints(series, "series"))
+    numbers = None if len(series) == len(reader.series()) else np.unique(tables.ints(series, "series"))
     points: dict[str, Points] = {}
     if custom is None or len(custom):  # read first: they are written after moments
         rows, owner = in_series_order(reader.custom_statistics(numbers, steps, custom), series)
@@ -149,9 +149,11 @@ def in_series_order(rows: pa.Table, series: pa.Table) -> tuple[pa.Table, Ints]:
     if not series.num_rows:
         return rows.slice(0, 0), _NO_INTS
     known, keys = ((tables.ints(table, "rank") << 32) | tables.ints(table, "series") for table in (series, rows))
-    owner = np.minimum(np.searchsorted(known, keys), len(known) - 1)
-    owner[known[owner] != keys] = -1
-    if (owner < 0).any() or (owner[1:] < owner[:-1]).any():
+    first = np.flatnonzero(np.diff(keys, prepend=-1))  # of each run of rows of one series
+    place = np.minimum(np.searchsorted(known, keys[first]), len(known) - 1)
+    place[known[place] != keys[first]] = -1
+    owner = np.repeat(place, np.diff(np.append(first, len(keys))))
+    if (place < 0).any() or (place[1:] < place[:-1]).any():
         order = np.argsort(owner, kind="stable")
         order = order[owner[order] >= 0]
         rows, owner = rows.take(pa.array(order)), owner[order]

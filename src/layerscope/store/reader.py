@@ -27,6 +27,7 @@ from layerscope.store.row_filter import (
     SORT_KEYS,
     RowFilter,
     Steps,
+    among,
     in_order,
     key_columns,
     packed,
@@ -231,7 +232,7 @@ class Reader:
             key_columns(each, ("rank", "series")) for each in (table, self.series())
         )
         width = 1 + max(int(number.max(initial=0)), int(known_number.max(initial=0)))
-        known = np.isin(rank.astype(np.int64) * width + number, known_rank.astype(np.int64) * width + known_number)
+        known = among(rank.astype(np.int64) * width + number, known_rank.astype(np.int64) * width + known_number)
         self.left_out[reason] = int(np.count_nonzero(~known))
         return table if known.all() else table.filter(flags(known))
 

@@ -47,9 +47,9 @@ class RowFilter:
         """The selected rows, None for all."""
         masks: list[Flags] = []
         if self.series is not None and series is not None:
-            masks.append(_among(series, self.series))
+            masks.append(among(series, self.series))
         if self.steps is not None and step is not None:
-            masks.append(_among(step, self.steps))
+            masks.append(among(step, self.steps))
         if self.first is not None and step is not None:
             masks.append(step >= self.first)
         if self.last is not None and step is not None:
@@ -70,7 +70,8 @@ class RowFilter:
         return may
 
 
-def _among(values: Ids | Ints, listed: Ids | Ints) -> Flags:
+def among(values: Ids | Ints, listed: Ids | Ints) -> Flags:
+    """Which values are listed; the list ascends."""
     if len(listed) == 1:
         return np.asarray(values == listed[0])
     if len(values) and len(listed):
