@@ -138,7 +138,7 @@ def test_a_folder_deleted_and_made_anew_is_left_to_its_new_owner(tmp_path: Path)
     shutil.rmtree(tmp_path / "run")
     other = FolderSink(create(tmp_path / "run"))
     put_until(other, 5.0, range(2))
-    with told_once("deleted and made anew"):
+    with told_once("deleted and created again"):
         put_until(sink, 1.0, range(100, 105))
         sink.close()
     other.close()

@@ -1,4 +1,4 @@
-"""Text as a run stores it: UTF-8, which has no place for a lone surrogate."""
+"""Columns of a run: conversions between numpy and Arrow, and text as storable UTF-8."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from layerscope.model.records import Bytes, Flags, Ints
 
-_LONE_SURROGATE = re.compile("[\ud800-\udfff]")  # Python holds a pair as one character
+_LONE_SURROGATE = re.compile("[\ud800-\udfff]")  # Python stores a pair as one character
 
 
 def storable(text: str) -> str:
@@ -24,7 +24,7 @@ def storable(text: str) -> str:
 
 
 def json_text(content: object, indent: int | None = None) -> str:
-    """JSON of which every text is storable."""
+    """JSON with storable strings only."""
     separators = (",", ":") if indent is None else None
     text = json.dumps(content, indent=indent, ensure_ascii=False, separators=separators)
     return _LONE_SURROGATE.sub(lambda match: f"\\\\u{ord(match[0]):04x}", text)
@@ -34,7 +34,7 @@ _HEADER, _COMPRESSION, _DATA = 2, 3, 1  # fields of the flatbuffers tables Messa
 
 
 def is_compressed(message: pa.ipc.Message) -> bool:
-    """Whether the buffers of a batch are compressed: a few bytes could become any number of them."""
+    """Whether the buffers of a batch are compressed: a few bytes could expand without limit."""
     content = message.metadata.to_pybytes()
     batch = _table(content, struct.unpack_from("<I", content, 0)[0], _HEADER)
     if message.type == "dictionary":
@@ -43,7 +43,7 @@ def is_compressed(message: pa.ipc.Message) -> bool:
 
 
 def _table(content: bytes, table: int, number: int) -> int:
-    """Where the table is that a field of a table refers to."""
+    """Offset of the table that a field refers to."""
     field = _field(content, table, number)
     if field is None:
         raise ValueError("its message lacks a part")
@@ -51,7 +51,7 @@ def _table(content: bytes, table: int, number: int) -> int:
 
 
 def _field(content: bytes, table: int, number: int) -> int | None:
-    """Where a field of a flatbuffers table is, None if the table lacks it."""
+    """Offset of a field of a flatbuffers table, or None."""
     entries = table - struct.unpack_from("<i", content, table)[0]
     if entries < 0:
         raise ValueError("its message is no flatbuffers table")
@@ -73,12 +73,12 @@ _DTYPES: dict[pa.DataType, np.dtype[Any]] = {kind: dtype for dtype, kind in _TYP
 
 
 def dtype_of(kind: pa.DataType) -> np.dtype[Any]:
-    """What numpy calls an Arrow type of numbers."""
+    """The numpy dtype of a numeric Arrow type."""
     return _DTYPES[kind]
 
 
 def numbers(values: Numbers, null: Flags | None = None) -> pa.Array:
-    """An Arrow array on the memory of a numpy array, null where the flags say so."""
+    """An Arrow array on the memory of a numpy array, with nulls at the flags."""
     valid = None if null is None else pa.py_buffer(np.packbits(~null, bitorder="little"))
     return pa.Array.from_buffers(_TYPES[values.dtype], len(values), [valid, pa.py_buffer(np.ascontiguousarray(values))])
 
@@ -89,7 +89,7 @@ def flags(values: Flags) -> pa.Array:
 
 
 def texts(values: Sequence[str]) -> pa.Array:
-    """An Arrow array of texts; lone surrogates are escaped as by `text.storable`."""
+    """An Arrow array of strings; lone surrogates are escaped as by `storable`."""
     encoded = [value.encode("utf-8", "backslashreplace") for value in values]
     offsets = np.array([0, *accumulate(map(len, encoded))], np.int32)
     return pa.Array.from_buffers(
@@ -98,7 +98,7 @@ def texts(values: Sequence[str]) -> pa.Array:
 
 
 def lists(values: Sequence[Sequence[int]]) -> pa.Array:
-    """An Arrow array of lists of whole numbers."""
+    """An Arrow array of lists of integers."""
     offsets = np.array([0, *accumulate(map(len, values))], np.int32)
     flat = np.array([number for value in values for number in value], np.int64)
     return pa.ListArray.from_arrays(numbers(offsets), numbers(flat))
@@ -111,14 +111,14 @@ def binary(offsets: Ints, content: Bytes) -> pa.Array:
 
 
 def large_binary(offsets: Ints, content: bytes) -> pa.Array:
-    """The same with offsets that hold any size."""
+    """The same with 64-bit offsets."""
     return pa.Array.from_buffers(
         pa.large_binary(), len(offsets) - 1, [None, pa.py_buffer(offsets), pa.py_buffer(content)]
     )
 
 
 def values(column: pa.Array | pa.ChunkedArray) -> Numbers:
-    """A numpy array of a column of numbers, on its own memory if that is in one piece. Nulls are not looked at."""
+    """A numeric column as a numpy array, without a copy if it is one chunk. Nulls are ignored."""
     chunks = column.chunks if isinstance(column, pa.ChunkedArray) else [column]
     dtype = _DTYPES[column.type]
     pieces = [_piece(chunk, dtype) for chunk in chunks if len(chunk)]
@@ -134,7 +134,7 @@ def valid(column: pa.ChunkedArray) -> Flags:
 
 
 def filled(column: pa.ChunkedArray) -> Numbers:
-    """The numbers of a column with -1 for null."""
+    """The values of an integer column, with -1 for null."""
     if column.null_count == 0:
         return values(column)
     minus_one = np.array(-1, _DTYPES[column.type])
@@ -144,7 +144,7 @@ def filled(column: pa.ChunkedArray) -> Numbers:
 
 
 def lengths(column: pa.Array) -> Ints:
-    """Bytes of every row of a column of large binaries."""
+    """Size of every row of a large-binary column."""
     bounds: Ints = np.frombuffer(column.buffers()[1], np.int64, len(column) + 1, column.offset * 8)
     return bounds[1:] - bounds[:-1]
 

@@ -40,16 +40,16 @@ from layerscope.store.sources import RunFiles, Sources, segment_names
 
 PART_ROWS = 1 << 19
 PART_BYTES = 512 << 20
-_PIECE_BYTES = 32 << 20  # sorted at once: bounds the memory
-Tell = Callable[[float], None]  # told again and again which share of the work is done
+_PIECE_BYTES = 32 << 20  # bytes sorted at once: limits the memory
+Tell = Callable[[float], None]  # called repeatedly with the share of work done
 
 
 @dataclass(frozen=True, slots=True)
 class CompactReport:
-    """What a compaction did; `done` is false if another one was at work."""
+    """Result of a compaction; `done` is False if another compaction was running."""
 
     done: bool
-    rows: Mapping[str, int] = field(default_factory=dict)  # rows written, by table
+    rows: Mapping[str, int] = field(default_factory=dict)  # table → rows written
     segments: int = 0  # segments replaced
     bytes_before: int = 0
     bytes_after: int = 0
@@ -58,15 +58,15 @@ class CompactReport:
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """What is to become of one table."""
+    """The planned compaction of one table."""
 
     kept: tuple[PartEntry, ...]
     groups: tuple[Sources, ...]  # each becomes one part
-    compacted: Mapping[str, int]  # by session: its last segment that is in a part
+    compacted: Mapping[str, int]  # session → its last compacted segment
 
     @property
     def replaced(self) -> dict[str, int]:
-        """The files that go when the new parts are there, and their checksums."""
+        """The files that the new parts replace, and their checksums."""
         files = [file for group in self.groups for file in group.files]
         return {
             file.entry.file if isinstance(file, ParquetPart) else str(file.name): file.entry.footer
@@ -82,10 +82,10 @@ def needs_compaction(folder: Path) -> bool:
 
 
 def compact(folder: str | os.PathLike[str], tell: Tell | None = None) -> CompactReport:
-    """Turns all closed segments of a run into sorted parts; may run beside a training and beside readers.
+    """Turns all closed segments of a run into sorted parts; may run during a training and next to readers.
 
-    Takes about 250 MB of memory beside the segments, and little more than one core. Killed at any moment it loses and
-    doubles nothing. A run of which anything is damaged stays as it is: the error names what.
+    Takes about 250 MB of memory besides the segments, and little more than one core. If it is killed, no row is lost or
+    duplicated. A damaged run stays unchanged; the error names the damage.
     """
     path = Path(folder)
     run = read_manifest(path).id
@@ -132,7 +132,7 @@ def _compact(folder: Path, run: str, tell: Tell | None) -> CompactReport:
         )
         for table, plan in plans.items()
     }
-    _refuse(files)  # a chunk of an older part is looked at when it is read
+    _refuse(files)  # chunks of older parts are verified when they are read
     if made != total:
         raise StoreError(f"{folder} cannot be compacted: {made} rows were read of {total}. Nothing was changed.")
     after = Live(generation, tables)
@@ -151,16 +151,16 @@ def _compact(folder: Path, run: str, tell: Tell | None) -> CompactReport:
 
 
 def _refuse(files: RunFiles) -> None:
-    """Leaves a run alone of which anything is damaged: what is left of it must not be taken for all of it."""
+    """Raises if anything of the run is damaged: the rest must not be mistaken for the whole."""
     problems = files.problems()
     if problems:
         raise StoreError(f"{files.folder} is not compacted, and nothing was changed: {' '.join(problems[:3])}")
 
 
 def _sweep(folder: Path, live: Live) -> dict[str, dict[str, int]]:
-    """Removes the files that live.json says are replaced: no reader that looks now will want them.
+    """Removes the files that live.json lists as replaced: new readers do not use them.
 
-    A file that has the name but not the checksum is somebody else's. It stays, and is given by table and name.
+    A file with the name but another checksum is not ours: it stays, and is returned by table and name.
     """
     left: dict[str, dict[str, int]] = {table: {} for table in TABLES}
     for table in TABLES:
@@ -176,12 +176,12 @@ def _sweep(folder: Path, live: Live) -> dict[str, dict[str, int]]:
                     else:
                         left[table][name] = replaced[name]
                 if mine:
-                    directory.sync()  # a segment must not come back once live.json forgets it
+                    directory.sync()  # a segment must not reappear after live.json no longer lists it
     return left
 
 
 def _planned(files: RunFiles, live: Live, table: str) -> _Plan:
-    """New segments, merged with the parts before them that are not much larger: few times each, see docs/format.md."""
+    """New segments, merged with previous parts that are not much larger; see docs/format.md."""
     sources = files.sources(table)
     closed = _closed(files.folder, sources)
     kept = list(live.of(table).parts)
@@ -203,7 +203,7 @@ def _is_small(part: ParquetPart) -> bool:
 
 
 def _closed(folder: Path, sources: Sources) -> list[Segment]:
-    """Segments that grow no more. Listed before the locks are looked at: a writer that starts now has none of them."""
+    """Closed segments. Listed before the locks are checked: a writer that starts later has none of them."""
     newest: dict[int, SegmentName] = {}
     for segment in sources.segments:
         newest[segment.name.rank] = max(segment.name, newest.get(segment.name.rank, segment.name))
@@ -215,12 +215,12 @@ def _closed(folder: Path, sources: Sources) -> list[Segment]:
     ]
     with opened(folder, SEGMENTS, sources.table) as directory:
         for segment in closed:
-            segment.follow(directory)  # what was appended between the look at the file and the look at the lock
+            segment.follow(directory)  # rows appended between reading the file and checking the lock
     return closed
 
 
 def _grouped(sources: Sources) -> Iterator[Sources]:
-    """Parts and segments in the order of recording, cut where a part would get too large."""
+    """Parts and segments in the order of recording, split where a part would become too large."""
     group = Sources(sources.table, [], [])
     for file in sources.files:
         full = group.rows + file.rows > PART_ROWS or group.size_bytes + file.size_bytes > PART_BYTES
@@ -247,14 +247,14 @@ def _made(
 
 
 def _sorted_pieces(sources: Sources) -> Iterator[pa.Table]:
-    """The rows of a group in the order of its table, a bounded number of bytes at a time."""
+    """The rows of a group in table order, a limited number of bytes at a time."""
     pieces = _pieces(sources) if sources.table in BY_SERIES else iter((RowFilter(),))
     for wanted in pieces:
         yield in_order(sources.table, sources.read(SCHEMA[sources.table].names, wanted))
 
 
 def _pieces(sources: Sources) -> Iterator[RowFilter]:
-    """Sets of series that hold about as many bytes as may be sorted at once; a larger series comes in runs of steps."""
+    """Sets of series of about the bytes that may be sorted at once; a larger series is split by steps."""
     owner = np.concatenate([file.series_numbers() for file in sources.files])
     sizes = np.concatenate([file.row_bytes() for file in sources.files])
     cuts = sources.table in KEPT
@@ -270,7 +270,7 @@ def _pieces(sources: Sources) -> Iterator[RowFilter]:
 
 
 def _totals(keys: Ids | Ints, sizes: Ints) -> tuple[Ints, Ints]:
-    """Distinct keys in ascending order, and the bytes of all rows of each."""
+    """Distinct keys in ascending order, and the total bytes of each."""
     distinct, place = np.unique(keys, return_inverse=True)
     return distinct.astype(np.int64), np.bincount(place, sizes, len(distinct)).astype(np.int64)
 

@@ -1,4 +1,4 @@
-"""The one door to the files of a run: below an open folder, through no link, regular files of bounded size only."""
+"""The only module that opens files of a run: relative to an open folder, following no link, regular files only."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from layerscope.errors import FormatError
 
 MOST_NAMES = 1_000_000  # in one folder; docs/format.md states it
 
-_BELOW_HANDLES = os.open in os.supports_dir_fd  # Windows has no such thing: there each step of the way is looked at
+_BELOW_HANDLES = os.open in os.supports_dir_fd  # Windows lacks it: there each path component is checked
 _CLOSE = getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
 _NO_LINK = getattr(os, "O_NOFOLLOW", 0)
-_NO_WAIT = getattr(os, "O_NONBLOCK", 0)  # opening a pipe would wait for somebody who writes
+_NO_WAIT = getattr(os, "O_NONBLOCK", 0)  # opening a pipe would block until a process writes to it
 _FOLDER = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | _CLOSE
 _FILE = os.O_RDONLY | _NO_LINK | _NO_WAIT | _CLOSE
 checksum = xxh3_64_intdigest
@@ -27,27 +27,27 @@ checksum_text = xxh3_64_hexdigest
 
 
 def damaged(path: Path, reason: str, way_out: str = "Restore the file from a copy of the run.") -> FormatError:
-    """The error for a file that cannot be what it should be."""
+    """The error for a damaged file."""
     return FormatError(f"{path} is damaged: {reason}. {way_out}")
 
 
 class Directory:
-    """A folder of a run that is held open, and its files by name."""
+    """An open folder of a run, and its files by name."""
 
     def __init__(self, path: Path, handle: int | None) -> None:
         self.path = path
         self._handle = handle
 
     def names(self) -> list[str]:
-        """Names of the regular files, in no order."""
+        """Names of the regular files, unordered."""
         return [entry.name for entry in self._entries() if entry.is_file(follow_symlinks=False)]
 
     def folders(self) -> list[str]:
-        """Names of the folders, in no order."""
+        """Names of the folders, unordered."""
         return [entry.name for entry in self._entries() if entry.is_dir(follow_symlinks=False)]
 
     def problems(self) -> list[str]:
-        """A sentence for everything that is neither a regular file nor a folder: nothing of it is read."""
+        """A message for each entry that is neither a regular file nor a folder; none of them is read."""
         entries = (entry for entry in self._entries() if not entry.is_dir(follow_symlinks=False))
         return [str(self._not_regular(entry.name)) for entry in entries if not entry.is_file(follow_symlinks=False)]
 
@@ -65,14 +65,14 @@ class Directory:
 
     @contextmanager
     def open(self, name: str) -> Iterator[int]:
-        """A handle to read a regular file by."""
+        """A handle for reading a regular file."""
         target, below = self._target(name)
         if below is None:
             self.stat(name)
         try:
             handle = os.open(target, _FILE, dir_fd=below)
         except OSError as error:
-            if error.errno in (errno.ELOOP, errno.ENXIO):  # a socket has no such address
+            if error.errno in (errno.ELOOP, errno.ENXIO):  # opening a socket fails with this error
                 raise self._not_regular(name) from None
             raise
         try:
@@ -82,7 +82,7 @@ class Directory:
             os.close(handle)
 
     def read(self, name: str, most: int) -> bytes:
-        """The bytes of a file that may have so many at most."""
+        """The bytes of a file, at most `most`."""
         with self.open(name) as handle:
             size = os.fstat(handle).st_size
             if size > most:
@@ -90,14 +90,14 @@ class Directory:
             return read_range(handle, 0, size)
 
     def create(self, name: str, *, anew: bool = False) -> int:
-        """A handle to write a new file by; with `anew`, in the place of what has the name."""
+        """A handle for writing a new file; `anew` replaces an existing one."""
         if anew:
             self._forget(name)
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NO_LINK | _CLOSE
         return os.open(name, flags, 0o666, dir_fd=self._handle)
 
     def replace(self, name: str, content: bytes) -> None:
-        """Puts a file in place as a whole: a reader sees the old one or the new one."""
+        """Replaces a file atomically: a reader sees the old one or the new one."""
         aside = f"{name}{ASIDE}-{os.getpid()}"
         with os.fdopen(self.create(aside, anew=True), "wb") as file:
             file.write(content)
@@ -106,22 +106,22 @@ class Directory:
         self.rename(aside, name)
 
     def rename(self, old: str, new: str) -> None:
-        """Gives a file its name, in the place of what had it."""
+        """Renames a file and replaces an existing one."""
         os.rename(old, new, src_dir_fd=self._handle, dst_dir_fd=self._handle)
         self.sync()
 
     def unlink(self, name: str) -> None:
-        """Removes a regular file. Who calls this has compared its checksum with what the run's live.json says."""
+        """Removes a regular file. The caller has compared its checksum with the run's live.json."""
         self.stat(name)
         os.unlink(name, dir_fd=self._handle)
 
     def sync(self) -> None:
-        """Makes what happened to names in this folder survive a power cut."""
+        """Syncs the folder, so that created and renamed files survive a power failure."""
         if self._handle is not None:
             os.fsync(self._handle)
 
     def make(self, name: str) -> None:
-        """Makes a folder in this one, if there is none."""
+        """Creates a subfolder if it does not exist."""
         try:
             os.mkdir(name, dir_fd=self._handle)
         except FileExistsError:
@@ -130,7 +130,7 @@ class Directory:
                 os.close(handle)
 
     def _forget(self, name: str) -> None:
-        """Removes what an earlier attempt at writing a file left under a name that only such attempts have."""
+        """Removes temporary files of earlier interrupted writes."""
         with suppress(FileNotFoundError):
             os.unlink(name, dir_fd=self._handle)
 
@@ -148,12 +148,12 @@ class Directory:
         return damaged(self.path / name, "it is a link or no regular file", "Remove it: links are not followed.")
 
 
-ASIDE = ".aside"  # ending of a file not yet renamed to what it will be
+ASIDE = ".aside"  # suffix of a temporary file before it is renamed
 
 
 @contextmanager
 def opened(folder: Path, *below: str) -> Iterator[Directory]:
-    """A folder of a run, reached through no link below the run's own folder."""
+    """A folder of a run, opened without following links below the run folder."""
     path, handle = folder, os.open(folder, _FOLDER) if _BELOW_HANDLES else None
     try:
         for name in below:
@@ -181,7 +181,7 @@ def _below(path: Path, handle: int | None) -> int | None:
 
 
 def read_range(handle: int, start: int, size: int) -> bytes:
-    """Bytes of a file from a place on; fewer where it ends before."""
+    """Bytes of a file from an offset; fewer at its end."""
     content = _some(handle, start, size)
     while 0 < len(content) < size and (more := _some(handle, start + len(content), size - len(content))):
         content += more
@@ -196,7 +196,7 @@ def _some(handle: int, start: int, size: int) -> bytes:
 
 
 def read_buffer(handle: int, start: int, size: int) -> pa.Buffer:
-    """The same in memory of Arrow's, which is used again when it is given back: new memory costs more than a copy."""
+    """The same in a buffer of Arrow's memory pool, which is reused: allocating memory costs more than a copy."""
     if not hasattr(os, "preadv"):
         return pa.py_buffer(read_range(handle, start, size))
     buffer, done = pa.allocate_buffer(size), 0

@@ -1,4 +1,4 @@
-"""Opening a run folder to write: a new one, or one that is continued."""
+"""Opens a run folder for writing: a new one, or one to resume."""
 
 from __future__ import annotations
 
@@ -36,24 +36,24 @@ from layerscope.store.sources import RunFiles, segment_names
 from layerscope.version import __version__
 
 _MOST_SERIES = 2**31 - 1
-_PATIENCE_S = 30.0  # with another recorder that makes the same folder
+_PATIENCE_S = 30.0  # in races with another recorder that creates the same folder
 
 
 @dataclass(frozen=True, slots=True)
 class WritableRun:
-    """A run folder opened for one recorder, locked against a second one."""
+    """A run folder opened and locked for one recorder."""
 
     path: Path
     id: str  # of run.json
     rank: int
     session: int
-    series: Mapping[Series, int]  # the numbers already given
+    series: Mapping[Series, int]  # numbers in use
     next_series: int
     started_s: float
     lock: FileLock
 
     def mark(self, **end: object) -> None:
-        """Writes the session's file, with its end when there is one."""
+        """Writes the session file, with its end if the session is closed."""
         about = {"run": self.id, "pid": os.getpid(), "host": socket.gethostname(), "started_s": self.started_s}
         write_session(self.path, SessionName(self.rank, self.session), {**about, **end})
 
@@ -82,7 +82,7 @@ def create(
 
 
 def run_at(path: str | os.PathLike[str]) -> Path:
-    """The run in a folder, made now if there is none: for what is written once, beside any recorder."""
+    """The run in a folder, created if missing: for files written once, independently of a recorder."""
     if (Path(path) / RUN).exists():
         read_manifest(Path(path))
         return Path(path)
@@ -122,7 +122,7 @@ def _made_at(folder: Path, info: dict[str, Any]) -> bool:
         temporary.mkdir()
         _furnish(temporary, folder.name, info)
         try:
-            temporary.rename(folder)  # takes the place of an empty folder, of nothing else
+            temporary.rename(folder)  # replaces an empty folder only
         except OSError:
             if not folder.exists():
                 raise
@@ -136,7 +136,7 @@ def _made_at(folder: Path, info: dict[str, Any]) -> bool:
 
 
 def _is_half_made(folder: Path) -> bool:
-    """Whether a folder holds nothing but what the making of a run begins with."""
+    """Whether a folder contains only the first files of an interrupted creation."""
     begun = {SEGMENTS, PARTS, SESSIONS, LIVE, COMPACT_LOCK}
     names = {path.name for path in folder.iterdir()}
     if not all(name in begun or name.startswith((f"{LIVE}{ASIDE}-", f"{RUN}{ASIDE}-")) for name in names):
@@ -160,7 +160,7 @@ def _finish(folder: Path, info: dict[str, Any]) -> bool:
 
 
 def _furnish(folder: Path, name: str, info: dict[str, Any]) -> None:
-    """Makes a folder a run; run.json comes last."""
+    """Writes the files of a new run; run.json is the last."""
     run = secrets.token_hex(8)
     with opened(folder) as directory:
         make_folders(directory)
@@ -176,7 +176,7 @@ def _furnish(folder: Path, name: str, info: dict[str, Any]) -> None:
 
 
 def make_folders(directory: Directory) -> None:
-    """The folders of a run, as far as there are none: empty ones get lost in some copies."""
+    """Creates missing subfolders of a run: some copy tools omit empty ones."""
     for name in (SESSIONS, SEGMENTS, PARTS):
         directory.make(name)
     for name in (SEGMENTS, PARTS):
@@ -216,7 +216,7 @@ def _busy(folder: Path, rank: int) -> BusyError:
 
 
 def known_series(files: RunFiles, rank: int) -> dict[Series, int]:
-    """Every series of a rank with its number; one whose kind this version does not know is left alone."""
+    """Every series of a rank with its number, except series of kinds unknown to this version."""
     rows = files.sources("series").read(SCHEMA["series"].names, RowFilter()).to_pylist()
     known: dict[Series, int] = {}
     for row in rows:
@@ -225,7 +225,7 @@ def known_series(files: RunFiles, rank: int) -> dict[Series, int]:
         try:
             kind, mode, phase = Kind(row["kind"]), Mode(row["mode"]), Phase(row["phase"])
         except ValueError:
-            continue  # a newer layerscope's word
+            continue  # from a newer layerscope
         words = (row["site"], row["port"], kind, mode, phase, row["dtype"])
         series = Series(*words, tuple(row["shape"] or ()), row["context"] or "", row["local"] or "")
         known.setdefault(series, row["series"])
@@ -233,7 +233,7 @@ def known_series(files: RunFiles, rank: int) -> dict[Series, int]:
 
 
 def largest_series(files: RunFiles) -> int:
-    """The largest series number that any row uses, also one whose series was lost; -1 if there is none."""
+    """The largest series number of any row, even if its series was lost; -1 if there is none."""
     largest = -1
     for table in ("series", *BY_SERIES):
         sources = files.sources(table)
@@ -244,7 +244,7 @@ def largest_series(files: RunFiles) -> int:
 
 
 def _sessions_of(folder: Path, rank: int) -> set[int]:
-    """Session numbers that have been used, by their marks and by what they left."""
+    """Session numbers in use, from session files, segments and locks."""
     used = {name.session for name in session_names(folder) if name.rank == rank}
     for table in TABLES:
         used |= {name.session for name in segment_names(folder, table) if name.rank == rank}

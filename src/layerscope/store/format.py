@@ -14,8 +14,8 @@ from layerscope.model import summary_spec
 from layerscope.model.records import Kind, Mode, Phase
 
 VERSION = 1
-KEPT = ("sample_stats", "values")  # of single samples: rows of any size
-BY_SERIES = ("moments", "custom_statistics", "bits", *KEPT)  # the large ones: their rows are found by series and step
+KEPT = ("sample_stats", "values")  # values and statistics of samples: rows of any size
+BY_SERIES = ("moments", "custom_statistics", "bits", *KEPT)  # large tables: readers locate rows by series and step
 TABLES = ("series", "dependencies", *BY_SERIES, "metrics", "overhead", "events", "steps")
 
 RUN = "run.json"
@@ -55,7 +55,7 @@ _COLUMNS: dict[str, list[tuple[str, pa.DataType]]] = {
         ("name", _TEXT),
         ("value", pa.float64()),
         ("time_s", pa.float64()),
-        ("type", _TEXT),  # null in files of writers that knew no types of steps
+        ("type", _TEXT),  # null in files of writers without step types
     ],
     "overhead": [
         ("step", pa.int64()),
@@ -86,14 +86,14 @@ _COLUMNS: dict[str, list[tuple[str, pa.DataType]]] = {
 TEXTS = frozenset(name for columns in _COLUMNS.values() for name, kind in columns if kind == _TEXT)
 #: Columns that may have nulls; in any other a null is damage.
 NULLABLE = frozenset(("alias", "scale", "value", "time_s", "type", "context", *summary_spec.MOMENTS))
-#: What the texts of some columns can be; any other is damage.
+#: Allowed texts of some columns; any other is damage.
 _CHOICES = {name: frozenset(choices) for name, choices in (("kind", Kind), ("mode", Mode), ("phase", Phase))}
-#: What the lists that are texts of JSON hold, as a row of `steps` has them; those of graphs are read by `dependencies`.
+#: Item types of the columns of `steps` that are JSON lists; `dependencies` parses those of graphs.
 _LISTS: dict[str, type] = {"graphs": int, "samples": int, "categories": str, "losses": str}
 
-#: Columns of each table in a segment, where rank and session are in the name.
+#: Columns of each table in a segment; rank and session are in its name.
 SEGMENT_SCHEMA = {table: pa.schema(columns) for table, columns in _COLUMNS.items()}
-#: Columns of each table in Parquet and in what a reader returns.
+#: Columns of each table in Parquet and in results of a reader.
 SCHEMA = {
     table: pa.schema([("rank", pa.int32()), ("session", pa.int32()), *columns]) for table, columns in _COLUMNS.items()
 }
@@ -101,7 +101,7 @@ SCHEMA = {
 
 @dataclass(frozen=True, slots=True, order=True)
 class SegmentName:
-    """What the name of a segment says; sorts in the order of recording."""
+    """A parsed segment name; sorts in the order of recording."""
 
     session: int
     number: int
@@ -112,12 +112,12 @@ class SegmentName:
 
     @property
     def of(self) -> str:
-        """The session, as live.json calls it."""
+        """The session as named in live.json."""
         return f"r{self.rank}-s{self.session}"
 
     @staticmethod
     def parse(name: str) -> SegmentName | None:
-        """The parsed name, None if it is no segment's."""
+        """The parsed name, or None if it is not that of a segment."""
         match = _SEGMENT_NAME.fullmatch(name)
         parsed = match and SegmentName(rank=int(match[1]), session=int(match[2]), number=int(match[3]))
         return parsed if parsed and str(parsed) == name else None
@@ -125,7 +125,7 @@ class SegmentName:
 
 @dataclass(frozen=True, slots=True, order=True)
 class SessionName:
-    """One recorder's turn at a run."""
+    """One recorder that wrote to a run."""
 
     rank: int
     session: int
@@ -135,12 +135,12 @@ class SessionName:
 
     @property
     def of(self) -> str:
-        """The session, as live.json calls it."""
+        """The session as named in live.json."""
         return f"r{self.rank}-s{self.session}"
 
     @staticmethod
     def parse(name: str) -> SessionName | None:
-        """The parsed name, None if it is no session's."""
+        """The parsed name, or None if it is not that of a session."""
         match = _SESSION_NAME.fullmatch(name)
         parsed = match and SessionName(int(match[1]), int(match[2]))
         return parsed if parsed and str(parsed) == name else None
@@ -148,7 +148,7 @@ class SessionName:
 
 @dataclass(frozen=True, slots=True)
 class PartEntry:
-    """One compacted file that counts: its rows and bytes, the checksum of its footer, and what is inside."""
+    """A live compacted file: rows, bytes, checksum of the footer, and an index of its content."""
 
     file: str
     rows: int
@@ -160,39 +160,41 @@ class PartEntry:
 
 @dataclass(frozen=True, slots=True)
 class TableFiles:
-    """What live.json says of one table."""
+    """The entry of one table in live.json."""
 
     parts: tuple[PartEntry, ...] = ()
-    replaced: Mapping[str, int] = field(default_factory=dict)  # segments and parts that may go, and their checksums
-    compacted: Mapping[str, int] = field(default_factory=dict)  # by session: its last segment that became a part
+    replaced: Mapping[str, int] = field(
+        default_factory=dict
+    )  # segments and parts that may be removed → their checksums
+    compacted: Mapping[str, int] = field(default_factory=dict)  # session → its last compacted segment
 
 
 @dataclass(frozen=True, slots=True)
 class Live:
-    """Which compacted files count."""
+    """The compacted files that count."""
 
     generation: int = 0
     tables: Mapping[str, TableFiles] = field(default_factory=dict)
-    unknown: tuple[str, ...] = ()  # tables that this version does not have
+    unknown: tuple[str, ...] = ()  # tables unknown to this version
 
     def of(self, table: str) -> TableFiles:
-        """What there is of one table."""
+        """The entry of one table."""
         return self.tables.get(table, TableFiles())
 
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What run.json says."""
+    """The content of run.json."""
 
     name: str
     id: str
     created_s: float
     layerscope: str
-    info: Mapping[str, Any]  # the user's own: any JSON
+    info: Mapping[str, Any]  # of the user: any JSON
 
 
 def check_column(name: str, column: pa.Array | pa.ChunkedArray) -> None:
-    """ValueError if a column of a table has values that it cannot have: a checksum tells damage, not malice."""
+    """Raise ValueError for invalid values in a column: a checksum detects damage, not malice."""
     if column.null_count and name not in NULLABLE:
         raise ValueError(f"its column {name!r} has nulls")
     if name in _CHOICES and (strange := set(column.unique().to_pylist()) - _CHOICES[name]):
@@ -212,17 +214,17 @@ def _is_list(text: str, of: type) -> bool:
 
 
 def lock_name(rank: int) -> str:
-    """Name of the file a rank's recorder holds a lock on."""
+    """Name of the lock file of a rank's recorder."""
     return f"writer-r{rank}.lock"
 
 
 def part_name(generation: int, k: int) -> str:
-    """Name of the k-th part a compaction makes of a table."""
+    """Name of the k-th part of a table in a compaction."""
     return f"{generation:06d}-{k}.parquet"
 
 
 def is_part_name(name: str) -> bool:
-    """Whether a file name is one that a compaction gives."""
+    """Whether a file name is that of a part."""
     return _PART_NAME.fullmatch(name) is not None
 
 

@@ -29,7 +29,7 @@ from layerscope.store.format import GRAPH, RUN, SEGMENT_SCHEMA
 from layerscope.store.lock import alone_with
 from layerscope.store.manifests import read_json, unreadable, write_json
 
-_NUMBER_BYTES = 6  # every number is exact in JavaScript, and 10,000 graphs share none with all likelihood
+_NUMBER_BYTES = 6  # exact in JavaScript; collisions among 10,000 graphs are very unlikely
 
 
 def numbered(nodes: tuple[NamedNode, ...], links: tuple[DependencyLink, ...]) -> Dependencies:
@@ -39,7 +39,7 @@ def numbered(nodes: tuple[NamedNode, ...], links: tuple[DependencyLink, ...]) ->
 
 
 def _texts(nodes: Iterable[NamedNode], links: Iterable[DependencyLink]) -> tuple[str, str]:
-    """Nodes and links as they stand in the table."""
+    """Nodes and links as stored in the table."""
     listed = [[node.name, node.type.value, [[role, list(shape)] for role, shape in node.roles]] for node in nodes]
     rows = [[link.source, link.source_role, link.back, link.target, link.target_role] for link in links]
     return json_text(listed), json_text(rows)
@@ -82,7 +82,7 @@ _EDGE = ("source", "source_port", "target", "target_port")
 
 
 def read_graph(folder: Path, run: str) -> CallGraph | None:
-    """What graph.json says, None if there is none; `run` is the id of the run."""
+    """The content of graph.json, or None; `run` is the id of the run."""
     path = folder / GRAPH
     try:
         with opened(folder) as directory:
@@ -117,7 +117,7 @@ def _ports(content: Iterable[tuple[str, Iterable[int]]]) -> Ports:
 
 
 def united(known: CallGraph, newer: CallGraph) -> CallGraph:
-    """Both graphs in one, in the order of first appearance: where they differ in a module, call or port, the newer."""
+    """Both graphs merged, in the order of first appearance; if a module, call or port differs, the newer wins."""
     modules = {module.path: module for module in (*known.modules, *newer.modules)}
     calls: dict[tuple[str, str], CallNode] = {}
     for call in (*known.calls, *newer.calls):
@@ -129,7 +129,7 @@ def united(known: CallGraph, newer: CallGraph) -> CallGraph:
 
 
 def _stored(graph: CallGraph) -> CallGraph:
-    """The graph with its names as they are stored, so that it unites with what was read back."""
+    """The graph with storable names, so that it merges with a stored one."""
     modules = (replace(module, path=storable(module.path)) for module in graph.modules)
     calls = (
         replace(call, site=storable(call.site), path=storable(call.path), parent=storable(call.parent))
@@ -144,9 +144,9 @@ def _both(before: CallNode, now: CallNode) -> tuple[tuple[Ports, Ports], tuple[P
 
 
 def add_to_graph(folder: Path, run: str, graphs: Sequence[CallGraph]) -> str | None:
-    """Unites graphs with what graph.json holds; gives what there is to tell, if that could not be read.
+    """Merges graphs into graph.json; returns a message if the file could not be read.
 
-    Other ranks may add to the same file: no two do it at once.
+    Other ranks may add to the same file: a lock serializes them.
     """
     trouble = None
     with alone_with(folder / RUN):

@@ -1,4 +1,4 @@
-"""Locks that go with their process, whatever way it ends."""
+"""Locks that the operating system releases when the process ends."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from pathlib import Path
 
 from layerscope.errors import StoreError
 
-LOCKS = importlib.util.find_spec("fcntl") is not None  # Windows has none: runs can be read there, not written
+LOCKS = importlib.util.find_spec("fcntl") is not None  # Windows lacks it: runs can be read there, not written
 if LOCKS:
     import fcntl
 
-_FLAGS = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK if LOCKS else 0  # through no link, and waiting for no pipe
-_PATIENCE_S = 0.3  # longer than a look at the lock takes, see `is_held`
+_FLAGS = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK if LOCKS else 0  # follows no link and does not block on a pipe
+_PATIENCE_S = 0.3  # longer than `is_held` holds the lock
 _PAUSE_S = 0.01
 
 
 class FileLock:
     """An exclusive lock on a file, held until `release` or the end of the process.
 
-    A forked child closes its copy, so that a data loader's worker that outlives a killed training does
+    A forked child closes its copy, so that a data-loader worker that outlives a killed training does
     not keep the run locked.
     """
 
@@ -35,7 +35,7 @@ class FileLock:
 
     @staticmethod
     def take(path: Path, patience_s: float = _PATIENCE_S) -> FileLock | None:
-        """The lock, or None if somebody else holds it."""
+        """The lock, or None if another process holds it."""
         if not LOCKS:
             raise StoreError(f"{path} cannot be locked on this system. Record on Linux or macOS; read runs anywhere.")
         try:
@@ -53,19 +53,19 @@ class FileLock:
         return FileLock(handle) if locked else None
 
     def write(self, content: bytes) -> None:
-        """Says in the locked file who holds it."""
+        """Writes the owner into the lock file."""
         assert self._handle is not None
         os.ftruncate(self._handle, 0)
         os.pwrite(self._handle, content, 0)
 
     def release(self) -> None:
-        """Lets go; may be called twice."""
+        """Releases the lock; may be called twice."""
         if self._handle is not None:
             fcntl.flock(self._handle, fcntl.LOCK_UN)
             self.abandon()
 
     def abandon(self) -> None:
-        """Closes this process's handle; where it was forked from keeps the lock."""
+        """Closes the handle of a forked child; the parent keeps the lock."""
         handle, self._handle = self._handle, None
         if handle is not None:
             os.close(handle)
@@ -88,20 +88,20 @@ def _try(handle: int, how: int, path: Path) -> bool:
 
 @contextmanager
 def alone_with(path: Path) -> Iterator[None]:
-    """A block in which no other process is in such a block with the same file; waits for its turn."""
+    """A `with` block under an exclusive lock on a file; waits for other processes."""
     handle = os.open(path, os.O_RDONLY | _FLAGS)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX)
         try:
             yield
         finally:
-            fcntl.flock(handle, fcntl.LOCK_UN)  # a child forked meanwhile has the handle too: closing is not enough
+            fcntl.flock(handle, fcntl.LOCK_UN)  # a child forked meanwhile has the handle too, so closing is not enough
     finally:
         os.close(handle)
 
 
 def is_held(path: Path) -> bool:
-    """Whether somebody holds the lock. Holds it for an instant itself, which is why `take` is patient."""
+    """Whether a process holds the lock. Holds the lock for an instant itself, so `take` retries."""
     if not LOCKS:
         return False
     try:

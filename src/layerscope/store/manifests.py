@@ -1,4 +1,4 @@
-"""The JSON files of a run: each with a checksum in its first line, and bounds on what one of them can ask for."""
+"""The JSON files of a run, each with a checksum in its first line and bounds on its size."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from layerscope.store.lock import is_held
 MOST_BYTES = {"run": 1 << 20, "session": 1 << 20, "live": 64 << 20, "graph": 64 << 20, "pass": 256 << 20}
 MOST_NESTED = 64
 MOST_ITEMS = 5_000_000
-MOST_WHOLE = 2**53  # what JavaScript can hold, too
+MOST_WHOLE = 2**53  # exact in JavaScript, too
 _FIRST_BYTES = len('{"checksum": "0123456789abcdef",')
 _NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 _STRING = re.compile(rb'"(?:[^"\\]|\\.)*"')
@@ -67,7 +67,7 @@ def _first(rest: bytes) -> bytes:
 
 
 def read_json(directory: Directory, name: str, kind: str) -> dict[str, Any]:
-    """Content of a JSON file of the run, after a look at its checksum, its bounds, its format and its version."""
+    """Content of a JSON file of the run, after its checksum, bounds, format and version are verified."""
     path, content = directory.path / name, verified(directory, name, kind)
     try:
         document = json.loads(content)
@@ -80,7 +80,7 @@ def read_json(directory: Directory, name: str, kind: str) -> dict[str, Any]:
 
 
 def verified(directory: Directory, name: str, kind: str) -> bytes:
-    """The bytes of a JSON file of the run, after a look at its checksum and its bounds."""
+    """Bytes of a JSON file of the run, after its checksum and bounds are verified."""
     path, content = directory.path / name, directory.read(name, MOST_BYTES[kind])
     if content[:_FIRST_BYTES] != _first(content[_FIRST_BYTES:]):
         raise damaged(path, "its bytes do not match its checksum")
@@ -92,14 +92,14 @@ def verified(directory: Directory, name: str, kind: str) -> bytes:
 
 
 def _nested(content: bytes) -> int:
-    """How deep brackets are nested, those in texts included."""
+    """Nesting depth of brackets, including those in strings."""
     brackets = np.frombuffer(content.translate(None, _NO_BRACKETS), np.uint8)
     opening = (brackets == ord("[")) | (brackets == ord("{"))
     return int(np.cumsum(np.where(opening, 1, -1)).max(initial=0))
 
 
 def check_version(path: Path, version: object) -> None:
-    """Refuses a file of a format newer than this layerscope knows."""
+    """Rejects a file of a newer format version."""
     if not isinstance(version, int) or isinstance(version, bool) or version < 1:
         raise damaged(path, f"its version is {str(version)[:100]!r}")
     if version > VERSION:
@@ -110,14 +110,14 @@ def check_version(path: Path, version: object) -> None:
 
 
 def whole(value: object, least: int = 0, most: int = MOST_WHOLE) -> int:
-    """A whole number of a JSON file within bounds."""
+    """An integer of a JSON file, checked against bounds."""
     if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
         raise ValueError(f"{str(value)[:100]!r} is no whole number from {least} to {most}")
     return value
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """What run.json says of the run."""
+    """The content of run.json."""
     path = folder / RUN
     try:
         with opened(folder) as directory:
@@ -141,12 +141,12 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def unreadable(path: Path, error: OSError) -> FormatError:
-    """The error for a file that the system does not give."""
+    """The error for a file that cannot be opened."""
     return FormatError(f"{path} cannot be read: {error.strerror}. Check its permissions.")
 
 
 def read_live(folder: Path, run: str) -> Live:
-    """Which compacted files of a run count; `run` is its id."""
+    """The content of live.json; `run` is the id of the run."""
     path = folder / LIVE
     try:
         with opened(folder) as directory:
@@ -221,15 +221,17 @@ def write_live(folder: Path, run: str, live: Live) -> None:
 
 
 Status = Literal["running", "finished", "stopped"]
-_MOST_LOCK = 1 << 16  # bytes of what a lock file says
+_MOST_LOCK = 1 << 16  # bytes of a lock file
 
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """What a session says at its end."""
+    """What a session file records at its end."""
 
-    segments: Mapping[str, tuple[int, int]] = field(default_factory=dict)  # by table: the last one, and its bytes
-    graph: bool = False  # whether there was a graph.json
+    segments: Mapping[str, tuple[int, int]] = field(
+        default_factory=dict
+    )  # table → number of the last segment, and its bytes
+    graph: bool = False  # whether graph.json exists
     closed: bool = False
 
 
@@ -265,7 +267,7 @@ def _read(directory: Directory, name: SessionName, run: str) -> Ended:
 
 
 def read_sessions(folder: Path, run: str) -> tuple[dict[SessionName, Ended], list[str]]:
-    """What every session says, and a sentence for each that is damaged or missing."""
+    """Content of every session file, and a message for each that is damaged or missing."""
     sessions: dict[SessionName, Ended] = {}
     problems: list[str] = []
     for name in session_names(folder):
@@ -286,7 +288,7 @@ def read_sessions(folder: Path, run: str) -> tuple[dict[SessionName, Ended], lis
 
 
 def _last_by_locks(folder: Path) -> dict[int, int]:
-    """The last session of each rank, as far as the lock files tell."""
+    """The last session of each rank, according to the lock files."""
     last: dict[int, int] = {}
     with opened(folder) as directory:
         for name in filter(is_lock_name, directory.names()):
@@ -294,12 +296,12 @@ def _last_by_locks(folder: Path) -> dict[int, int]:
                 lock = json.loads(directory.read(name, _MOST_LOCK))
                 last[int(name[len("writer-r") : -len(".lock")])] = whole(lock["session"], 1, 999_999)
             except (OSError, ValueError, KeyError, TypeError, RecursionError):
-                continue  # it only says who holds it
+                continue  # it only names the owner
     return last
 
 
 def has_graph(sessions: Mapping[SessionName, Ended], folder: Path) -> str | None:
-    """What there is to say of a graph.json that is missing, None if nothing is."""
+    """A message if graph.json is missing although a session wrote it, else None."""
     with opened(folder) as directory:
         if any(ended.graph for ended in sessions.values()) and GRAPH not in directory.names():
             return f"{folder / GRAPH} is missing: modules and calls are left out."
@@ -307,7 +309,7 @@ def has_graph(sessions: Mapping[SessionName, Ended], folder: Path) -> str | None
 
 
 def status_of(folder: Path, run: str) -> Status:
-    """Whether a run is being written, was ended properly, or its writer died."""
+    """Status of a run: running, finished or stopped."""
     with opened(folder) as directory:
         names = directory.names()
     if any(is_held(folder / name) for name in names if is_lock_name(name)):
@@ -321,11 +323,11 @@ def _is_closed(folder: Path, name: SessionName, run: str) -> bool:
         with opened(folder, SESSIONS) as directory:
             return _read(directory, name, run).closed
     except (FormatError, OSError):
-        return False  # a mark that is not whole marks nothing; the problems of the run name it
+        return False  # a damaged session file does not count; the problems of the run name it
 
 
 def holder_of(folder: Path, rank: int) -> str:
-    """Who holds the lock of a rank, as the lock file says."""
+    """Owner of the lock of a rank, from the lock file."""
     try:
         with opened(folder) as directory:
             lock = json.loads(directory.read(lock_name(rank), _MOST_LOCK))

@@ -1,4 +1,4 @@
-"""What is checked and known of a Parquet part before its rows are decoded: pages, sizes, ranges of values."""
+"""Checks and index of a Parquet part before its rows are decoded: pages, sizes, ranges of values."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 from layerscope.model.records import Ints
 from layerscope.store.format import NULLABLE, SCHEMA, PartEntry
 
-_SIZE, _COMPRESSED, _DATA, _DICTIONARY, _DATA_V2 = 2, 3, 5, 7, 8  # fields of a page's header
+_SIZE, _COMPRESSED, _DATA, _DICTIONARY, _DATA_V2 = 2, 3, 5, 7, 8  # fields of a page header
 _PLAIN = 0
 _OF_NUMBERS = frozenset((_PLAIN, 2, 3, 5, 8, 9))  # dictionary, run lengths, deltas of numbers, split bytes
 _TRUE, _FALSE, _BYTE, _I16, _I32, _I64, _DOUBLE, _BINARY, _STRUCT = 1, 2, 3, 4, 5, 6, 7, 8, 12  # of Thrift
@@ -21,9 +21,9 @@ Struct = dict[int, "int | Struct"]
 
 
 def check_pages(content: bytes, *, plain: bool, most_bytes: int, most_values: int) -> None:
-    """Refuses a chunk whose pages hold more than they may, or encodings of which few bytes could become many.
+    """Rejects a chunk whose pages are too large, or whose encoding could expand a few bytes without limit.
 
-    `plain` is for texts and other bytes: no dictionary and no common beginnings.
+    `plain` is for strings and other bytes: no dictionary and no shared prefixes.
     """
     at = size = values = 0
     while at < len(content):
@@ -43,7 +43,7 @@ def check_pages(content: bytes, *, plain: bool, most_bytes: int, most_values: in
 
 
 def _struct(content: bytes, at: int, depth: int) -> tuple[Struct, int]:
-    """A struct of Thrift's compact protocol that holds numbers, texts and structs, and where it ends."""
+    """A struct of Thrift's compact protocol with numbers, strings and structs, and its end."""
     fields: Struct = {}
     number = 0
     while content[at]:
@@ -79,18 +79,18 @@ def _varint(content: bytes, at: int) -> tuple[int, int]:
 
 
 MOST_ROWS = 1 << 16  # of a row group; docs/format.md states it
-_FIRST = 4  # behind the magic bytes
+_FIRST = 4  # after the magic bytes
 _ANY = (np.iinfo(np.int64).min, np.iinfo(np.int64).max)
 _NOTHING = (1, 0)
 
 
 def whole_numbers(table: str) -> list[str]:
-    """The columns of a table that hold whole numbers."""
+    """The integer columns of a table."""
     return [field.name for field in SCHEMA[table] if pa.types.is_integer(field.type)]
 
 
 def described(metadata: pq.FileMetaData, table: str, checksum_of: Callable[[int, int], int]) -> tuple[bytes, bytes]:
-    """The bytes of `chunks` and `groups` for a part just written, of which the footer can be trusted."""
+    """The bytes of `chunks` and `groups` for a part just written, whose footer can be trusted."""
     chunks: list[tuple[int, int]] = []
     groups: list[list[int]] = []
     start, names = _FIRST, whole_numbers(table)
@@ -113,7 +113,7 @@ def _bounds(statistics: pq.Statistics | None, rows: int) -> tuple[int, int]:
 
 
 class PartIndex:
-    """The chunks and row groups of a part. ValueError if what live.json says of them cannot be."""
+    """The chunks and row groups of a part. ValueError if live.json describes impossible ones."""
 
     def __init__(self, entry: PartEntry, table: str, columns: int) -> None:
         sizes, sums = np.frombuffer(entry.chunks, "<u8").reshape(-1, 2).T.tolist() or ([], [])
@@ -125,21 +125,21 @@ class PartIndex:
         if sum(self.rows) != entry.rows or not all(0 <= rows <= MOST_ROWS for rows in self.rows):
             raise ValueError(f"it claims {sum(self.rows)} rows in {len(self.rows)} row groups")
         starts = np.cumsum([_FIRST, *sizes[:-1]]).tolist()
-        #: By its first byte and size: the checksum of a chunk, and the place of its column.
+        #: (first byte, size) of a chunk → its checksum and the index of its column.
         self.chunks = {
             (start, size): (given, number % columns)
             for number, (start, size, given) in enumerate(zip(starts, sizes, sums, strict=False))
         }
 
     def bounds(self, column: str) -> tuple[Ints, Ints]:
-        """Smallest and largest value of a column in every row group; the widest range where it is not known."""
+        """Smallest and largest value of a column in every row group; the widest range if unknown."""
         place = self._names.get(column)
         if place is None:
             return np.full(len(self.rows), _ANY[0]), np.full(len(self.rows), _ANY[1])
         return self._groups[:, place], self._groups[:, place + 1]
 
     def alike(self, group: int, columns: Iterable[str]) -> dict[str, int | None]:
-        """Those of the columns that are the same in all rows of a row group, and what they are there."""
+        """The columns that are constant in a row group, and their values."""
         known: dict[str, int | None] = {}
         for name in columns:
             place = self._names.get(name)

@@ -1,4 +1,4 @@
-"""Parts: the sorted Parquet files that compaction makes, as they are written and as they are read."""
+"""Parts: sorted Parquet files written by compaction; their writer and their reader."""
 
 from __future__ import annotations
 
@@ -28,22 +28,22 @@ ROW_GROUP = {table: 2_048 if table == "bits" else 16_384 for table in SCHEMA}
 _FLOATS = ["scale", "value", *summary_spec.SUMS, *summary_spec.EXTREMES]
 _GROUPS_AT_ONCE = 8
 _GROUP_BYTES = 1 << 24  # of a row group in memory
-_CONTENT_BYTES = 1 << 20  # of a row group: what is read to find one array
+_CONTENT_BYTES = 1 << 20  # of a row group: bytes read for one array
 Task = Callable[[], list[pa.Table]]
-Handle = Callable[[], int]  # gives what a file is read by
+Handle = Callable[[], int]  # returns the handle to read a file with
 _UNREADABLE = (pa.ArrowException, OSError, ValueError, MemoryError)
 #: Bounds of a part; docs/format.md states them.
 MOST_FOOTER = 256 << 20
 MOST_NUMBERS = 1 << 22  # of a column chunk, in lists
-MOST_CHUNK = 1 << 26  # bytes of a column chunk of numbers in memory
-MOST_TEXT = 1 << 28  # of one of texts or other bytes, but of kept values, of which each can be larger
+MOST_CHUNK = 1 << 26  # bytes of a numeric column chunk in memory
+MOST_TEXT = 1 << 28  # of a chunk of strings or bytes, except kept values, which can be larger
 MOST_KEPT = 3 << 30
-MOST_EQUAL = 1 << 20  # rows of a table that is read whole, beyond two for each byte: no more can be told apart
+MOST_EQUAL = 1 << 20  # rows of a table that is read whole, besides two per byte of the file
 _FOOTER_END = 8  # its length, and the magic bytes
 
 
 def write_part(directory: Directory, file: str, table: str, pieces: Iterable[pa.Table]) -> PartEntry:
-    """Writes a part from sorted pieces, each a few row groups long; gives what live.json says of it."""
+    """Writes a part from sorted pieces of a few row groups each; returns its entry of live.json."""
     schema = SCHEMA[table].with_metadata({"format": "layerscope-part", "version": str(VERSION), "table": table})
     aside, rows = file + ASIDE, 0
     with os.fdopen(directory.create(aside, anew=True), "wb") as opened_file:
@@ -65,19 +65,19 @@ def write_part(directory: Directory, file: str, table: str, pieces: Iterable[pa.
 
 
 def _footer(handle: int, size: int) -> bytes:
-    """The end of a Parquet file that describes it; what is given of a damaged file matches no checksum."""
+    """The footer of a Parquet file; the result for a damaged file matches no checksum."""
     length = int.from_bytes(read_range(handle, size - _FOOTER_END, 4), "little") + _FOOTER_END
     return read_range(handle, size - length, length) if _FOOTER_END < length <= min(size, MOST_FOOTER) else b""
 
 
 def footer_sum(directory: Directory, name: str) -> int:
-    """The checksum of a part's footer as it is on disk."""
+    """The checksum of the footer of a part on disk."""
     with directory.open(name) as handle:
         return int(checksum(_footer(handle, os.fstat(handle).st_size)))
 
 
 def _row_groups(piece: pa.Table) -> list[pa.Table]:
-    """A piece cut where its content would fill a row group; any number of rows without content is one."""
+    """A piece split where its content fills a row group; rows without content are not split."""
     if "content" not in piece.column_names or piece.num_rows == 0:
         return [piece]
     sizes = np.concatenate([lengths(chunk) for chunk in piece["content"].chunks if len(chunk)])
@@ -90,23 +90,23 @@ def _options(table: str) -> dict[str, object]:
     options: dict[str, object] = {"compression": "zstd", "compression_level": 3, "write_page_checksum": True}
     whole = whole_numbers(table)
     listed = [f"{name}.list.element" for name in ("samples", "shape") if name in SCHEMA[table].names]
-    options["use_dictionary"] = [*whole, *listed]  # no text: a short one could stand for any number of long ones
+    options["use_dictionary"] = [*whole, *listed]  # not for strings: a dictionary could expand without limit
     if table in BY_SERIES:
         options["use_dictionary"] = [*(name for name in whole if name != "step"), *listed]
         split = [name for name in _FLOATS if name in SCHEMA[table].names]
-        options["use_byte_stream_split"] = split  # the bytes that hardly change lie side by side
+        options["use_byte_stream_split"] = split  # groups the bytes that rarely change
         options["column_encoding"] = {"step": "DELTA_BINARY_PACKED"}
-        # What is alike in a whole row group need not be read; numbers that are not whole hardly ever are.
+        # A column that is constant in a row group is not read; float columns rarely are.
         options["write_statistics"] = whole
     return options
 
 
-#: Row groups that were read last: one series and its neighbors need the same ones.
+#: Cache of row groups: a series and its neighbors need the same ones.
 RowGroupCache = LRUCache[object, pa.Table]
 
 
 class _Verified:
-    """A part as Arrow reads it: chunk by chunk, each compared with its checksum and in memory of our own."""
+    """A part as a file for Arrow: chunk by chunk, each verified by its checksum and copied into memory."""
 
     closed = False
 
@@ -138,7 +138,7 @@ class _Verified:
 
 
 class ParquetPart:
-    """One compacted file, its row groups known by series and step. Each read opens it: it holds no handle."""
+    """One compacted file, its row groups indexed by series and step. Each read opens the file; no handle stays open."""
 
     def __init__(self, folder: Path, table: str, entry: PartEntry, cache: RowGroupCache | None = None) -> None:
         self.path = folder / PARTS / table / entry.file
@@ -149,8 +149,8 @@ class ParquetPart:
         self._cache = cache if cache is not None else RowGroupCache(0)
         self.table = self._table = table
         self._key = (self.path, entry.footer, checksum(entry.chunks))
-        self._faults: dict[int, str] = {}  # by row group: why it is left out
-        self._sound: set[int] = set()  # first bytes of chunks whose pages were looked at
+        self._faults: dict[int, str] = {}  # row group → why it is skipped
+        self._sound: set[int] = set()  # first bytes of chunks whose pages were checked
         self._idle: list[tuple[pq.ParquetFile, _Verified]] = []
         try:
             self._metadata = pq.read_metadata(pa.BufferReader(self._read_footer()))
@@ -181,7 +181,7 @@ class ParquetPart:
 
     @property
     def problem(self) -> str | None:
-        """What was left out of the part and why, None if nothing was."""
+        """What was skipped in the part and why, or None."""
         if not self._faults:
             return None
         rows, (group, reason) = sum(map(self.rows_of, self._faults)), next(iter(self._faults.items()))
@@ -189,7 +189,7 @@ class ParquetPart:
 
     @contextmanager
     def _reader(self, handle: Handle) -> Iterator[pq.ParquetFile]:
-        """A reader that no other thread has at the moment, since reading changes it."""
+        """A reader that no other thread uses, because reading changes its state."""
         try:
             reader, source = self._idle.pop()
         except IndexError:
@@ -201,7 +201,7 @@ class ParquetPart:
         self._idle.append((reader, source))
 
     def check_pages(self, start: int, column: int, content: bytes) -> None:
-        """Refuses a verified chunk that would take more memory than one may; each is looked at once."""
+        """Rejects a verified chunk that would take too much memory; each is checked once."""
         if start in self._sound:
             return
         plain = self._metadata.schema.column(column).physical_type == "BYTE_ARRAY"
@@ -238,15 +238,15 @@ class ParquetPart:
 
     @property
     def last_step(self) -> int:
-        """The largest step of any row, -1 if there is no row; known without reading them."""
+        """The largest step of any row, -1 without rows; read from the index."""
         largest = int(self._step[1].max(initial=-1))
         if largest < np.iinfo(np.int64).max:
             return largest
-        return int(self._whole("step", np.int64).max(initial=-1))  # its writer kept no statistics
+        return int(self._whole("step", np.int64).max(initial=-1))  # its writer stored no statistics
 
     @cached_property
     def names(self) -> frozenset[str]:
-        """What occurs in the column `name`."""
+        """Distinct values of the column `name`."""
         columns = (table["name"].unique() for task in self.tasks(["name"], RowFilter()) for table in task())
         return frozenset(name for names in columns for name in names.to_pylist())
 
@@ -259,7 +259,7 @@ class ParquetPart:
         return np.asarray(self._whole("step", np.int64), np.int64)
 
     def row_bytes(self) -> Ints:
-        """About how many bytes every row takes in memory: as many as the others of its row group."""
+        """Approximate bytes per row in memory: the average of its row group."""
         groups = [self._metadata.row_group(group) for group in range(self._metadata.num_row_groups)]
         rows = np.array(self.index.rows, np.int64)
         return np.repeat(np.array([group.total_byte_size for group in groups], np.int64) // np.maximum(rows, 1), rows)
@@ -269,7 +269,7 @@ class ParquetPart:
         return np.concatenate([np.zeros(0, dtype), *arrays])
 
     def groups(self, row_filter: RowFilter) -> list[int]:
-        """The row groups that may hold a selected row."""
+        """The row groups that may contain a selected row."""
         groups: list[int] = np.flatnonzero(row_filter.blocks(self._series, self._step)).tolist()
         return [group for group in groups if group not in self._faults] if self._faults else groups
 
@@ -278,11 +278,11 @@ class ParquetPart:
         return self.index.rows[group]
 
     def alike(self, group: int, columns: Iterable[str]) -> dict[str, int | None]:
-        """Those of the columns that are known to be the same in all rows of a row group, and what they are there."""
+        """The columns known to be constant in a row group, and their values."""
         return self.index.alike(group, [name for name in columns if name in self._names])
 
     def tasks(self, columns: list[str], row_filter: RowFilter) -> list[Task]:
-        """The reading of the selected rows, columns in the order asked for, in pieces that threads can share."""
+        """Tasks that read the selected rows, with the columns in the given order, for several threads."""
         groups = self.groups(row_filter)
         shares = [groups[start : start + _GROUPS_AT_ONCE] for start in range(0, len(groups), _GROUPS_AT_ONCE)]
         return [partial(self.read, share, columns, row_filter) for share in shares]
@@ -293,7 +293,7 @@ class ParquetPart:
         with ExitStack() as stack:
 
             @cache
-            def handle() -> int:  # opened once, and only if something is not cached
+            def handle() -> int:  # opened at most once, if something is not cached
                 directory = stack.enter_context(opened(self._folder, PARTS, self._table))
                 return stack.enter_context(directory.open(self.entry.file))
 
@@ -301,7 +301,7 @@ class ParquetPart:
         return [self._complete(table, columns) for table in tables if table is not None and table.num_rows]
 
     def _rows(self, group: int, names: list[str], row_filter: RowFilter, handle: Handle) -> pa.Table | None:
-        """The selected rows of a row group, None if it cannot be trusted."""
+        """The selected rows of a row group, or None if it is damaged."""
         try:
             return _chosen(self._group(group, names, row_filter, handle), names, row_filter)
         except (FileNotFoundError, FormatError):
@@ -313,7 +313,7 @@ class ParquetPart:
             return None
 
     def is_cached(self, columns: list[str], row_filter: RowFilter) -> bool:
-        """Whether all row groups needed are cached: no thread is worth waking for them."""
+        """Whether all needed row groups are cached, so that no thread is needed."""
         names = self._needed(columns, row_filter)
         return all((*self._key, group, *names) in self._cache for group in self.groups(row_filter))
 
@@ -350,12 +350,12 @@ class ParquetPart:
 
 @lru_cache(32)
 def _same(kind: pa.DataType, value: int | None, rows: int) -> pa.Array:
-    """A column of one whole number, or of nulls; the same one serves many row groups."""
+    """A column of one repeated integer, or of nulls, shared by many row groups."""
     return pa.nulls(rows, kind) if value is None else numbers(np.full(rows, value, dtype_of(kind)))
 
 
 def _trusted(table: pa.Table, rows: int) -> pa.Table:
-    """A table just decoded, after a look at what its checksums do not tell."""
+    """A decoded table, after the checks that checksums do not cover."""
     if table.num_columns and table.num_rows != rows:
         raise ValueError(f"it has {table.num_rows} rows instead of {rows}")
     for name in table.column_names:
@@ -372,7 +372,7 @@ def _chosen(table: pa.Table, names: list[str], row_filter: RowFilter) -> pa.Tabl
     hits = row_filter.rows(series, step)
     if hits is None or len(hits) == table.num_rows:
         return table
-    if len(hits) and hits[-1] - hits[0] == len(hits) - 1:  # as those of one series are
+    if len(hits) and hits[-1] - hits[0] == len(hits) - 1:  # as for one series
         return table.slice(hits[0], len(hits))
     return table.take(numbers(hits))
 

@@ -36,22 +36,22 @@ DTYPES = {
         *("float16", "float32", "float64", "complex64", "complex128"),
     )
 }
-_NAMES = {  # a look-up costs a tenth of asking a dtype for its name
+_NAMES = {  # a lookup costs a tenth of `dtype.name`
     dtype: name for name, little in DTYPES.items() for dtype in (little, little.newbyteorder(">"))
 }
 _FLOAT64 = DTYPES["float64"]
-MOST_BYTES = 1 << 30  # of one array: Parquet holds less than twice as much in one place
+MOST_BYTES = 1 << 30  # of one array: Parquet supports less than twice as much per value
 
 
 def why_not(array: Array) -> str | None:
-    """Why an array cannot be kept, None if it can."""
+    """Why an array cannot be stored, or None."""
     if array.dtype not in _NAMES:
         return f"its type {array.dtype} is none of {', '.join(DTYPES)}"
     return None if array.nbytes <= MOST_BYTES else f"it has {array.nbytes} bytes, more than {MOST_BYTES}"
 
 
 def keepable(values: TensorValues) -> list[TensorValues]:
-    """Those that can be kept."""
+    """The storable values."""
     rows = zip(values.series, values.samples, values.arrays, strict=True)
     return [TensorValues.one(values.step, *row) for row in rows if why_not(row[2]) is None]
 
@@ -74,7 +74,7 @@ def values_batch(items: Sequence[TensorValues]) -> pa.RecordBatch:
 
 
 def _bytes(array: Array, dtype: np.dtype[Any]) -> Array:
-    """The array as it is written, which it mostly is already."""
+    """The array in its stored type; usually unchanged."""
     return np.ascontiguousarray(array if array.dtype == dtype else array.astype(dtype))
 
 
@@ -104,7 +104,7 @@ _Number = TypeVar("_Number", bound=np.generic)
 
 
 def series_row(series: Series) -> dict[str, object]:
-    """A series as it stands in the series table, but for its number."""
+    """A row of the series table, without its number."""
     return {
         "site": series.site,
         "port": series.port,
@@ -144,8 +144,8 @@ def records_batch(table: str, rows: Sequence[Metric | Event | Overhead | StepInf
 
 
 def custom_statistics_batch(items: Sequence[CustomStatistics]) -> pa.RecordBatch:
-    """Rows of the table of custom: those of one step after the other."""
-    names = {names: texts(names) for names in {item.names for item in items}}  # most steps have the same
+    """Rows of the custom-statistics table, step by step."""
+    names = {names: texts(names) for names in {item.names for item in items}}  # most steps have the same names
     columns = [
         numbers(_steps(items)),
         numbers(_joined([item.series for item in items])),
@@ -156,13 +156,13 @@ def custom_statistics_batch(items: Sequence[CustomStatistics]) -> pa.RecordBatch
 
 
 def moments_batch(items: Sequence[Summaries]) -> pa.RecordBatch:
-    """Rows of the moments table: those of one step after the other."""
+    """Rows of the moments table, step by step."""
     alias = _joined([item.alias for item in items])
-    moments = _joined([item.moments for item in items]).T.copy()  # a column is then one run of memory
+    moments = _joined([item.moments for item in items]).T.copy()  # makes each column contiguous
     is_alias = alias >= 0
     null = is_alias if is_alias.any() else None
     if null is not None:
-        moments[:, null] = 0.0  # what an alias row has there is undefined
+        moments[:, null] = 0.0  # undefined for alias rows
     counts = moments[: len(summary_spec.COUNTS)].astype(np.int64)
     columns = [
         numbers(_steps(items)),
@@ -176,7 +176,7 @@ def moments_batch(items: Sequence[Summaries]) -> pa.RecordBatch:
 
 
 def bits_batch(items: Sequence[Summaries]) -> pa.RecordBatch:
-    """Rows of the bit-count table; an alias has none."""
+    """Rows of the bit-count table; alias rows have none."""
     encoded = [binary(item.offsets, item.bits) for item in items]
     columns = [
         numbers(_steps(items)),

@@ -27,7 +27,7 @@ class RowFilter:
 
     @staticmethod
     def of(series: npt.ArrayLike | None, steps: Steps) -> RowFilter:
-        """What a caller asked for: series numbers, and a range (first, last) or an array of steps."""
+        """A filter from series numbers, and a range (first, last) or an array of steps."""
         chosen = None if series is None else np.unique(np.asarray(series, np.int32))
         if isinstance(steps, tuple):
             return RowFilter(chosen, None, *steps)
@@ -58,7 +58,7 @@ class RowFilter:
         return None if kept.all() else np.flatnonzero(kept)
 
     def blocks(self, series: tuple[Ints, Ints], step: tuple[Ints, Ints]) -> Flags:
-        """Which blocks of rows can hold a selected one, given their smallest and largest series and step."""
+        """Which blocks of rows may contain a selected row, by their smallest and largest series and step."""
         may = np.ones(len(series[0]), np.bool_)
         for listed, (smallest, largest) in ((self.series, series), (self.steps, step)):
             if listed is not None:
@@ -77,12 +77,12 @@ def among(values: Ids | Ints, listed: Ids | Ints) -> Flags:
     if len(values) and len(listed):
         low, high = int(values.min()), int(values.max())
         if np.searchsorted(listed, high, "right") - np.searchsorted(listed, low) == high - low + 1:
-            return np.ones(len(values), np.bool_)  # everything in between is listed: no need to look each up
+            return np.ones(len(values), np.bool_)  # the list is contiguous: no lookup needed
     return np.isin(values, listed)
 
 
 def packed(*columns: Ids | Ints) -> Ints:
-    """One number for each row of several columns, in the same order as the rows compared column by column."""
+    """One integer per row that sorts as the rows do, column by column."""
     key = np.zeros(len(columns[0]), np.int64)
     if len(key) == 0:
         return key
@@ -99,19 +99,19 @@ def packed(*columns: Ids | Ints) -> Ints:
 
 
 def _ranked(columns: tuple[Ids | Ints, ...]) -> Ints:
-    """The same for columns whose ranges do not fit one number together."""
+    """The same for columns whose combined range exceeds one integer."""
     _, ranks = np.unique(np.stack([column.astype(np.int64) for column in columns], 1), axis=0, return_inverse=True)
     return np.asarray(ranks.reshape(-1), np.int64)
 
 
-#: What a table is sorted by; rows alike in all of it keep the order of writing. Events stay as they came.
+#: Sort keys of each table; equal rows keep the order of writing. Events are not sorted.
 SORT_KEYS = {
     "series": ("rank", "series"),
     "moments": ("series", "rank", "step", "session"),
     "bits": ("series", "rank", "step", "session"),
     "custom_statistics": ("series", "rank", "name", "step", "session"),
     "metrics": ("name", "rank", "step", "session"),
-    **dict.fromkeys(KEPT, ("series", "step", "rank", "session")),  # a series too large for memory is cut by steps
+    **dict.fromkeys(KEPT, ("series", "step", "rank", "session")),  # a series too large for memory is split by steps
     "overhead": ("rank", "step", "session"),
     "steps": ("rank", "step", "session"),
     "dependencies": (),
@@ -120,7 +120,7 @@ SORT_KEYS = {
 
 
 def key_columns(table: pa.Table, names: Sequence[str]) -> list[Ids | Ints]:
-    """Columns as numbers that sort as the columns do."""
+    """Columns as integers with the same order."""
     return [_numbers(table.column(name)) for name in names]
 
 
@@ -137,7 +137,7 @@ def _numbers(column: pa.ChunkedArray) -> Ids | Ints:
 
 
 def in_order(kind: str, table: pa.Table) -> pa.Table:
-    """The rows of a table in its order."""
+    """The rows of a table in sort order."""
     names = SORT_KEYS[kind]
     if not names or table.num_rows < 2:
         return table
@@ -158,14 +158,14 @@ def without_earlier(kind: str, table: pa.Table) -> pa.Table:
 
 
 def latest(key: Ints, session: Ids) -> Flags:
-    """Which rows are of the last session of their key; rows are sorted by key, then session."""
+    """Mask of the rows of the last session of their key; rows are sorted by key, then session."""
     last = np.append(np.flatnonzero(key[1:] != key[:-1]), len(key) - 1)
     length = np.diff(last, prepend=-1)
     return np.asarray(session == np.repeat(session[last], length))
 
 
 def places(of: Sequence[Ids | Ints], among: Sequence[Ids | Ints]) -> Ints:
-    """For each row of `of` the last row of `among` that is equal in all columns, -1 where there is none."""
+    """For each row of `of` the last equal row of `among`, or -1."""
     count = len(among[0])
     if count == 0:
         return np.full(len(of[0]), -1, np.int64)

@@ -1,4 +1,4 @@
-"""Segments: the append-only files of one table, Arrow batches in frames, as they are written and as they are read."""
+"""Segments: append-only files of one table, framed Arrow batches; their writer and their reader."""
 
 from __future__ import annotations
 
@@ -25,26 +25,26 @@ from layerscope.store.row_filter import RowFilter
 ROLL_BYTES = 64 << 20
 ROLL_S = 60.0
 MAGIC = b"\xabLSframe"
-FRAME = struct.Struct("<8sQQQ")  # the magic bytes, bytes of the payload, its checksum, that of these three
+FRAME = struct.Struct("<8sQQQ")  # magic bytes, size of the payload, its checksum, checksum of these three
 MOST_BYTES = 1 << 32  # of a segment; docs/format.md states it
-_SOUGHT = 1000  # places that may look like a frame behind a damaged one
-_FEW_RUNS = 8  # cutting slices costs less than a gather for as many runs of rows
+_SOUGHT = 1000  # candidate positions of the next frame after a damaged one
+_FEW_RUNS = 8  # up to this many runs of rows, slicing costs less than a gather
 
 
 def framed(payload: memoryview) -> bytes:
-    """The head of the frame of a payload."""
+    """The frame header of a payload."""
     head = FRAME.pack(MAGIC, len(payload), checksum(payload), 0)[:24]
     return head + checksum(head).to_bytes(8, "little")
 
 
 def _frame_at(content: bytes | memoryview, offset: int) -> tuple[int, int] | None:
-    """Bytes and checksum of the payload of the frame that begins at an offset, None if none does."""
+    """Size and checksum of the payload of the frame at an offset, or None."""
     magic, size, given, own = FRAME.unpack_from(content, offset)
     return (size, given) if magic == MAGIC and own == checksum(content[offset : offset + 24]) else None
 
 
 def digest_of(directory: Directory, name: str) -> int:
-    """What `Segment.digest` is of a file: the checksum of the heads of its whole frames."""
+    """`Segment.digest` of a file: the checksum of the headers of its whole frames."""
     digest, offset = xxh3_64(), 0
     with directory.open(name) as handle:
         size = os.fstat(handle).st_size
@@ -58,7 +58,7 @@ def digest_of(directory: Directory, name: str) -> int:
 
 
 class SegmentWriter:
-    """Appends record batches of one table, and rolls to a new segment when one is full or old."""
+    """Appends record batches of one table, and starts a new segment if the current one is full or old."""
 
     def __init__(self, folder: Path, run: str, table: str, name: tuple[int, int]) -> None:
         self._folder = folder
@@ -68,16 +68,16 @@ class SegmentWriter:
         self._about = {**about, "rank": self._rank, "session": self._session}
         self._number = 0
         self._handle: int | None = None
-        self._size = 0  # of the whole frames of the last segment
+        self._size = 0  # bytes of whole frames in the last segment
         self._opened_s = 0.0
 
     @property
     def written(self) -> tuple[int, int]:
-        """How many segments there are, and the bytes of the last."""
+        """Number of segments, and bytes of the last."""
         return self._number, self._size
 
     def write(self, batch: pa.RecordBatch) -> None:
-        """Hands one batch to the system; after an OSError the batch is not in the table."""
+        """Writes one batch to the file; after an OSError the batch is not in the table."""
         if self._handle is not None and (self._size >= ROLL_BYTES or time.monotonic() - self._opened_s >= ROLL_S):
             self.end()
         try:
@@ -89,10 +89,10 @@ class SegmentWriter:
             raise
 
     def end(self) -> None:
-        """Closes the segment as it is; the next batch goes to a new one."""
+        """Closes the segment; the next batch starts a new one."""
         handle, self._handle = self._handle, None
         if handle is not None:
-            with contextlib.suppress(OSError):  # it is given up, whether or not the system takes note of that
+            with contextlib.suppress(OSError):  # the segment is abandoned, even if closing fails
                 os.close(handle)
 
     def _open(self) -> None:
@@ -121,25 +121,25 @@ class SegmentWriter:
 
 
 class _Index(NamedTuple):
-    """What is known of a batch when its rows are not in memory: how many, and the columns by which they are found."""
+    """Index of a batch whose rows are not in memory: number of rows, and the columns that locate them."""
 
     rows: int
     size: int  # in bytes
-    content: Ints | None  # how many of them each row has of a column that can be large
+    content: Ints | None  # bytes per row of a column that can be large
     step: Ints | None
     series: Ids | None
 
 
 class Segment:
-    """The whole batches of one segment, in memory of our own; follows it while it grows.
+    """The whole batches of one segment, copied into memory; follows the file while it grows.
 
-    `forget` gives the memory back, all but an index: who reads then, reads the file again.
+    `forget` frees the memory except for an index; a later read reads the file again.
     """
 
     def __init__(self, folder: Path, run: str, table: str, name: SegmentName) -> None:
         self.path = folder / SEGMENTS / table / str(name)
         self.name = name
-        self.before = 0  # bytes of the segment before it
+        self.before = 0  # bytes of the previous segment
         self._folder = folder
         self._file = str(name)
         self._run = run
@@ -149,11 +149,11 @@ class Segment:
         self._index: list[_Index] = []
         self._position = 0
         self._digest = xxh3_64()
-        self._faults: dict[int, str] = {}  # by offset: why what is there was left out
+        self._faults: dict[int, str] = {}  # offset → why the frame there was skipped
 
     @property
     def rows(self) -> int:
-        """Rows read so far."""
+        """Number of rows read so far."""
         return sum(batch.rows for batch in self._index)
 
     @property
@@ -163,26 +163,26 @@ class Segment:
 
     @property
     def digest(self) -> int:
-        """A checksum of all that was read so far."""
+        """Checksum of everything read so far."""
         return int(self._digest.intdigest())
 
     @property
     def problem(self) -> str | None:
-        """What was left out of the segment and why, None if nothing was."""
+        """What was skipped in the segment and why, or None."""
         if not self._faults:
             return None
         offset, reason = next(iter(self._faults.items()))
         return f"{self.path} is damaged: {len(self._faults)} batches were left out (at byte {offset} {reason})."
 
     def grew(self, directory: Directory) -> bool:
-        """Whether anything was appended since the last look. FileNotFoundError if the segment is gone."""
+        """Whether the file grew since the last read. FileNotFoundError if the segment is gone."""
         try:
             return directory.stat(self._file).st_size > self._position
         except FormatError:
-            return True  # `follow` says what is wrong
+            return True  # `follow` reports the problem
 
     def follow(self, directory: Directory) -> None:
-        """Takes in the batches that were appended since the last look. FileNotFoundError if the segment is gone."""
+        """Reads the batches appended since the last read. FileNotFoundError if the segment is gone."""
         name = self._file
         size = directory.stat(name).st_size
         if size <= self._position:
@@ -196,11 +196,11 @@ class Segment:
         self._position += self._take(content)
 
     def forget(self) -> None:
-        """Gives the memory of the rows back; who reads them at the moment keeps them."""
+        """Frees the memory of the rows; concurrent readers keep theirs."""
         self._batches = None
 
     def load(self) -> list[pa.RecordBatch]:
-        """The batches, read again if they were forgotten. FileNotFoundError if the segment is gone."""
+        """The batches, read again after `forget`. FileNotFoundError if the segment is gone."""
         batches = self._batches
         if batches is None:
             with opened(self._folder, SEGMENTS, self._table) as directory:
@@ -216,7 +216,7 @@ class Segment:
         return again._batches[: len(self._index)]
 
     def _take(self, buffer: pa.Buffer) -> int:
-        """Takes in the whole frames of a content; gives where they end."""
+        """Parses the whole frames of the content; returns their end."""
         content, offset = memoryview(buffer), 0
         while offset + FRAME.size <= len(content):
             frame = _frame_at(content, offset)
@@ -227,7 +227,7 @@ class Segment:
             size, given = frame
             end = offset + FRAME.size + size
             if end > len(content):
-                break  # a cut tail: being written just now, or its writer was killed
+                break  # a truncated tail: being written, or the writer was killed
             payload = buffer.slice(offset + FRAME.size, size)
             self._digest.update(content[offset : offset + FRAME.size])
             if checksum(payload) != given:
@@ -276,12 +276,12 @@ class Segment:
 
     @property
     def names(self) -> frozenset[str]:
-        """What occurs in the column `name`."""
+        """Distinct values of the column `name`."""
         columns = (table["name"].unique() for table in self.read(["name"], RowFilter()))
         return frozenset(name for names in columns for name in names.to_pylist())
 
     def alike(self, group: int, columns: Iterable[str]) -> dict[str, int | None]:
-        """Those of the columns that are the same in all rows; a segment is one group of rows."""
+        """The columns that are constant over all rows; a segment is one row group."""
         of_name = {"rank": self.name.rank, "session": self.name.session}
         return {name: of_name[name] for name in columns if name in of_name}
 
@@ -296,12 +296,12 @@ class Segment:
         return np.concatenate(columns) if columns else np.zeros(0, np.int64)
 
     def row_bytes(self) -> Ints:
-        """About how many bytes every row takes; those of `content` to the byte."""
+        """Approximate bytes per row; exact for `content`."""
         sizes = [_row_bytes(batch) for batch in self._index]
         return np.concatenate(sizes) if sizes else np.zeros(0, np.int64)
 
     def read(self, columns: list[str], row_filter: RowFilter) -> list[pa.Table]:
-        """The selected rows, with the columns in the order asked for."""
+        """The selected rows, with the columns in the given order."""
         batches: list[pa.RecordBatch] = []
         own = [name for name in columns if self._schema is not None and name in self._schema.names]
         for index, batch in zip(self._index, self.load(), strict=False):  # another thread may be following
@@ -313,7 +313,7 @@ class Segment:
         return [self._complete(pa.Table.from_batches(batches), columns)] if batches else []
 
     def _complete(self, table: pa.Table, columns: list[str]) -> pa.Table:
-        """The table with rank and session from the name, and nulls for columns that an older writer did not know."""
+        """The table with rank and session from the name, and nulls for columns of newer versions."""
         constants = {"rank": self.name.rank, "session": self.name.session}
         arrays = []
         for name in columns:
@@ -328,7 +328,7 @@ class Segment:
 
 
 def _batch(payload: pa.Buffer, schema: pa.Schema) -> pa.RecordBatch:
-    """The record batch of a payload. A checksum tells damage, not malice: every value is looked at."""
+    """The record batch of a payload, fully validated: a checksum detects damage, not malice."""
     message = pa.ipc.read_message(payload)
     if message.type != "record batch" or is_compressed(message):
         raise ValueError("it is no plain record batch")
@@ -340,7 +340,7 @@ def _batch(payload: pa.Buffer, schema: pa.Schema) -> pa.RecordBatch:
 
 
 def _next_frame(content: bytes, offset: int) -> int:
-    """Where the next frame begins; the end if there is none."""
+    """Offset of the next frame, or the end."""
     for _ in range(_SOUGHT):
         offset = content.find(MAGIC, offset + 1)
         if offset < 0 or offset + FRAME.size > len(content):
@@ -363,7 +363,7 @@ def _row_bytes(batch: _Index) -> Ints:
 
 
 def _pick(batch: pa.RecordBatch, hits: Ints) -> list[pa.RecordBatch]:
-    """The rows at the given ascending places."""
+    """The rows at the given ascending indices."""
     breaks = np.flatnonzero(np.diff(hits) != 1) + 1
     if len(breaks) >= _FEW_RUNS:
         return [batch.take(numbers(hits))]

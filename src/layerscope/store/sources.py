@@ -1,4 +1,4 @@
-"""Where the rows of a table are at this moment: parts and the segments that no part replaces."""
+"""The current files of a table: parts, and the segments that no part replaces."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from layerscope.store.segments import Segment
 
 Given = TypeVar("Given")
 Made = TypeVar("Made")
-_SHARES = 4  # of the work for each thread: handing out every single thing costs more than it is worth
-_ATTEMPTS = 100  # each one means that a compaction ended meanwhile
-SEGMENT_BYTES = 3 << 29  # of segments, in all runs that are open
+_SHARES = 4  # chunks of work per thread: single items cost too much overhead
+_ATTEMPTS = 100  # each retry means that a compaction ended meanwhile
+SEGMENT_BYTES = 3 << 29  # bytes of segments in memory, over all open runs
 
 
 def segment_names(folder: Path, table: str) -> list[SegmentName]:
-    """The segments of a table in the order of recording, replaced ones included."""
+    """The segments of a table in the order of recording, including replaced ones."""
     try:
         with opened(folder, SEGMENTS, table) as directory:
             return _segments_in(directory)
@@ -47,17 +47,17 @@ def _segments_in(directory: Directory) -> list[SegmentName]:
 
 @dataclass(frozen=True, slots=True)
 class Sources:
-    """The opened files that together hold every row of a table exactly once."""
+    """The opened files that together contain every row of a table exactly once."""
 
     table: str
     parts: list[ParquetPart]
     segments: list[Segment]
-    again: Callable[[], Sources] | None = field(default=None, compare=False)  # a look that trusts no earlier one
-    unopened: tuple[str, ...] = ()  # a sentence for each file that could not be opened
+    again: Callable[[], Sources] | None = field(default=None, compare=False)  # ignores the cached listing
+    unopened: tuple[str, ...] = ()  # a message for each file that could not be opened
 
     @property
     def problems(self) -> list[str]:
-        """What could not be read of these files so far."""
+        """Messages about what could not be read of these files."""
         return [*self.unopened, *(file.problem for file in self.files if file.problem is not None)]
 
     @property
@@ -77,19 +77,19 @@ class Sources:
 
     @property
     def last_step(self) -> int:
-        """The largest step of any row, -1 if there is none; little is read for it."""
+        """The largest step of any row, -1 without rows; reads little."""
         return max((file.last_step for file in self.files), default=-1)
 
     @property
     def names(self) -> frozenset[str]:
-        """What occurs in the column `name`."""
+        """Distinct values of the column `name`."""
         return frozenset().union(*(file.names for file in self.files))
 
     def read(self, columns: list[str], row_filter: RowFilter) -> pa.Table:
         """The selected rows, in the order of recording."""
         try:
             return self._read(columns, row_filter)
-        except FileNotFoundError:  # a compaction ended since the look, or a part was deleted
+        except FileNotFoundError:  # a compaction ended meanwhile, or a part was deleted
             if self.again is None:
                 raise
             return self.again().read(columns, row_filter)
@@ -108,29 +108,29 @@ class Sources:
         return pa.concat_tables(read)
 
     def pieces(self, row_filter: RowFilter) -> list[TableSource]:
-        """The pieces of the files that may hold a selected row, in the order of recording."""
+        """The pieces of the files that may contain a selected row, in the order of recording."""
         pieces = [TableSource(part, group) for part in self.parts for group in part.groups(row_filter)]
         return pieces + [TableSource(segment, 0) for segment in self.segments if segment.rows]
 
 
 @dataclass(frozen=True, slots=True)
 class TableSource:
-    """A row group of a part, or a whole segment, which may get longer from one look to the next."""
+    """A row group of a part, or a whole segment, which may grow."""
 
     file: ParquetPart | Segment
     group: int
 
     @property
     def rows(self) -> int:
-        """How many rows there are by now."""
+        """The current number of rows."""
         return self.file.rows_of(self.group) if isinstance(self.file, ParquetPart) else self.file.rows
 
     def alike(self, columns: Iterable[str]) -> dict[str, int | None]:
-        """Those of the columns that are known to be the same in all rows, and what they are: nothing is read for it."""
+        """The columns known to be constant, and their values; reads nothing."""
         return self.file.alike(self.group, columns)
 
     def read(self, columns: list[str]) -> pa.Table:
-        """All rows, as they lie; none if they cannot be trusted."""
+        """All rows in stored order; none if they are damaged."""
         try:
             if isinstance(self.file, Segment):
                 return pa.concat_tables(self.file.read(columns, RowFilter()))
@@ -142,7 +142,7 @@ class TableSource:
 
 
 def in_threads(use: Callable[[Given], Made], things: Sequence[Given]) -> list[Made]:
-    """What is made of each thing, in order, by as many threads as there are cores. `use` must not do the same."""
+    """Results of `use` for each item, in order, computed by a thread per core. `use` must not call this function."""
     if len(things) < 2:
         return [use(thing) for thing in things]
     share = -(-len(things) // (_SHARES * (os.cpu_count() or 1)))
@@ -153,15 +153,15 @@ def in_threads(use: Callable[[Given], Made], things: Sequence[Given]) -> list[Ma
 
 @functools.cache
 def _threads() -> ThreadPoolExecutor:
-    """Threads that stay: starting them takes as long as reading the rows of one series."""
+    """A persistent thread pool: starting threads takes as long as reading one series."""
     return ThreadPoolExecutor(os.cpu_count() or 1, "layerscope-read")
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_threads.cache_clear)  # threads do not live on in a forked process
+    os.register_at_fork(after_in_child=_threads.cache_clear)  # threads do not survive a fork
 
 
-#: Segments in memory, in all open runs: beyond the bound those used least recently give their memory back.
+#: Segments in memory, over all open runs: beyond the limit the least recently used free their memory.
 _IN_MEMORY = LRUCache[int, "weakref.ref[Segment]"](
     SEGMENT_BYTES,
     size=lambda reference: segment.size_bytes if (segment := reference()) is not None else 0,
@@ -170,13 +170,13 @@ _IN_MEMORY = LRUCache[int, "weakref.ref[Segment]"](
 
 
 def _used(segment: Segment) -> None:
-    """Count a segment as used now."""
+    """Mark a segment as recently used."""
     key = id(segment)
     _IN_MEMORY.put(key, weakref.ref(segment, lambda _: _IN_MEMORY.discard(key)))
 
 
 class RunFiles:
-    """Opens the files of a run, and keeps what it has opened for the next look."""
+    """Opens the files of a run, and caches them for the next call."""
 
     def __init__(self, folder: Path, run: str, cache: RowGroupCache | None = None) -> None:
         self.folder = folder
@@ -185,12 +185,12 @@ class RunFiles:
         self._parts: dict[tuple[str, PartEntry], ParquetPart] = {}
         self._segments: dict[tuple[str, SegmentName], Segment] = {}
         self._live = Live()
-        self._one_look = threading.Lock()  # two looks at once would take in a batch twice
+        self._one_look = threading.Lock()  # concurrent updates would read a batch twice
         self._live_stamp: tuple[int, ...] = ()
-        self._looked: set[str] = set()  # tables that were read
+        self._looked: set[str] = set()  # tables read so far
 
     def sources(self, table: str) -> Sources:
-        """The files of a table as they are now; while it looks, a compaction may end and move rows."""
+        """The current files of a table; retries if a compaction moves rows meanwhile."""
         self._looked.add(table)
         for attempt in range(_ATTEMPTS):
             before = self.live()
@@ -204,7 +204,7 @@ class RunFiles:
         raise FormatError(f"{self.folder} is compacted faster than it can be read. Try again.")
 
     def live(self) -> Live:
-        """What live.json says now."""
+        """The current content of live.json."""
         try:
             with opened(self.folder) as directory:
                 known = directory.stat(LIVE)
@@ -226,14 +226,16 @@ class RunFiles:
         try:
             with opened(self.folder, SEGMENTS, table) as directory:
                 names = _segments_in(directory)
-                newest = {name.rank: name for name in names}  # the others grow no more
+                newest = {name.rank: name for name in names}  # only the last ones grow
                 return len(names), tuple((str(name), directory.stat(str(name)).st_size) for name in newest.values())
         except (FileNotFoundError, FormatError):
             return 0, ()
 
     def problems(self) -> list[str]:
-        """A sentence for all that is damaged or missing of the tables that were looked at, and of the sessions."""
-        sessions, problems = read_sessions(self.folder, self._run)  # before the segments: what is closed grows no more
+        """A message for everything damaged or missing in the tables read so far, and in the sessions."""
+        sessions, problems = read_sessions(
+            self.folder, self._run
+        )  # before the segments, because closed segments do not grow
         live = self.live()
         problems += [f"{self.folder / LIVE} names a table {name!r} that is not known." for name in live.unknown]
         graph = has_graph(sessions, self.folder)
@@ -245,7 +247,7 @@ class RunFiles:
         return problems
 
     def _opened(self, table: str, live: Live, *, give_up: bool) -> Sources:
-        """The files of a table. A part that is not there is a reason to look again, until that is given up."""
+        """The files of a table. If a part is missing, the caller retries."""
         unopened: list[str] = []
         segments = self._followed(table, live, unopened)
         entries = {(table, entry): entry for entry in live.of(table).parts}
@@ -266,7 +268,7 @@ class RunFiles:
         return Sources(table, parts, segments, lambda: self._afresh(table), tuple(unopened))
 
     def _followed(self, table: str, live: Live, unopened: list[str]) -> list[Segment]:
-        """The segments of a table that no part replaces, with what was appended by now."""
+        """The segments of a table that no part replaces, with everything appended so far."""
         current: list[Segment] = []
         try:
             with opened(self.folder, SEGMENTS, table) as directory:
@@ -291,7 +293,7 @@ class RunFiles:
                 unopened += filter(None, in_threads(follow, grown))
         except FileNotFoundError as error:
             if Path(error.filename or "").suffix:
-                raise  # a segment that was listed has been compacted meanwhile
+                raise  # a listed segment was compacted meanwhile
         except FormatError as error:
             unopened.append(str(error))
         except OSError as error:
@@ -306,7 +308,7 @@ class RunFiles:
 def _unaccounted(
     sources: Sources, sessions: Mapping[SessionName, Ended], compacted: Mapping[str, int]
 ) -> Iterator[str]:
-    """A sentence for segments that are missing or cut, by what their sessions and the segments after them say."""
+    """A message for segments that are missing or truncated, according to their sessions and later segments."""
     present = {(segment.name.of, segment.name.number): segment for segment in sources.segments}
     sizes = {(of, number - 1): segment.before for (of, number), segment in present.items()}
     for name, end in sessions.items():

@@ -29,7 +29,7 @@ from layerscope.store.record_batches import (
 from layerscope.store.segments import SegmentWriter
 from layerscope.store.write_queue import Load, dropped_text
 
-Batcher = Callable[[Any], pa.RecordBatch]  # each takes its own table's items
+Batcher = Callable[[Any], pa.RecordBatch]  # each builds the batch of its own table
 _BATCHERS: Mapping[str, Batcher] = {
     "series": series_batch,
     "moments": moments_batch,
@@ -40,9 +40,7 @@ _BATCHERS: Mapping[str, Batcher] = {
     "values": values_batch,
     **{table: partial(records_batch, table) for table in ("metrics", "overhead", "events", "steps")},
 }
-Refuse = Callable[
-    [str, SinkRecord, Exception], None
-]  # takes the queue of an item that cannot be written, the item, and why
+Refuse = Callable[[str, SinkRecord, Exception], None]  # called with queue, item and reason of an unwritable item
 
 
 class FolderGoneError(StoreError):
@@ -55,8 +53,8 @@ class Output:
     def __init__(self, run: WritableRun) -> None:
         self._run = run
         self._segments = {table: SegmentWriter(run.path, run.id, table, (run.rank, run.session)) for table in TABLES}
-        self._graph = False  # whether there is one, as far as is known
-        self._latest_step = 0  # where the writer's own events belong
+        self._graph = False  # whether graph.json exists, as far as known
+        self._latest_step = 0  # step of the writer's own events
         self._identity = _identity(run.path)
 
     def write(self, load: Load, done: Callable[[str, list[SinkRecord]], None], refuse: Refuse) -> None:
@@ -75,10 +73,10 @@ class Output:
     def _write_items(
         self, queue: str, items: list[SinkRecord], done: Callable[[list[SinkRecord]], None], refuse: Refuse
     ) -> None:
-        """Writes items of one queue together; if that cannot be done, in halves, down to the items at fault."""
+        """Writes items of one queue together; on an error, in halves, down to the faulty items."""
         try:
             self._write_queue(queue, items)
-        except OSError:  # the disk's fault, not the record's
+        except OSError:  # a failure of the disk, not of the record
             raise
         except Exception as error:  # noqa: BLE001 -- a border: records hold what the user's model and loop gave
             if len(items) > 1:
@@ -96,7 +94,7 @@ class Output:
         except FileNotFoundError:
             raise FolderGoneError(f"{self._run.path} was deleted or moved") from None
         if identity != self._identity:
-            raise FolderGoneError(f"{self._run.path} was deleted and made anew by another process")
+            raise FolderGoneError(f"{self._run.path} was deleted and created again by another process")
 
     def event(self, level: str, text: str) -> None:
         """Writes an event of the writer's own."""
@@ -108,7 +106,7 @@ class Output:
             segment.end()
 
     def written(self) -> dict[str, object]:
-        """What the session's file says at the end, so that a file that goes missing or is cut is noticed."""
+        """The end record of the session, by which readers notice missing and truncated files."""
         written = {table: segment.written for table, segment in self._segments.items()}
         return {"segments": {table: last for table, last in written.items() if last[0]}, "graph": self._graph}
 
@@ -144,6 +142,6 @@ def _take_out(load: Load, queue: str, done: Callable[[str, list[SinkRecord]], No
 
 
 def _identity(folder: Path) -> tuple[int, int, int]:
-    """What tells a run from one made anew in its place: a file system may give a new file an old one's number."""
+    """Identity of a run folder: a file system may reuse the inode number of a deleted file."""
     made = (folder / RUN).stat()  # written once and never changed
     return made.st_dev, made.st_ino, made.st_mtime_ns

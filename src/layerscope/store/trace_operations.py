@@ -1,4 +1,4 @@
-"""The operations of a stored trace as columns: an Arrow file, of which an operation is put together when asked for."""
+"""The operations of a stored trace as columns of an Arrow file; records are built on request."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _NUMBERS = {
     "lead": pa.int32(),
     "position": pa.int32(),
     "size_bytes": pa.int64(),
-    "flops": pa.int64(),  # -1 where they are not known
+    "flops": pa.int64(),  # -1 if unknown
     "elapsed_s": pa.float64(),
     "in_place": pa.uint8(),
     "is_random": pa.uint8(),
@@ -37,7 +37,7 @@ _UNREADABLE = (
     *(pa.ArrowException, OSError, KeyError, TypeError, ValueError, IndexError),
     *(RecursionError, StopIteration, struct.error, EOFError, AttributeError),
 )
-_COMMON = pa.dictionary(pa.int32(), pa.string())  # few values that occur often: each stands once, as JSON
+_COMMON = pa.dictionary(pa.int32(), pa.string())  # few distinct values: each is stored once, as JSON
 _TUPLES = ("parent_arguments", "parameters", "buffers", "frames", "shape", "written")
 _TEXTS = ("role", "function", "arguments", "dtype", "device", "grad_fn", "autocast")
 _SCHEMA = pa.schema(
@@ -51,7 +51,7 @@ _SCHEMA = pa.schema(
 
 
 def operations_file(operations: Sequence[Operation], frames: dict[StackFrame, int]) -> bytes:
-    """The operations of a pass as a file; the lines of code they came through are added to `frames`, and numbered."""
+    """The operations of a trace as an Arrow file; their lines of code are appended to `frames` and numbered."""
 
     def frame_numbers(op: Operation) -> list[int]:
         return [frames.setdefault(frame, len(frames)) for frame in op.frames]
@@ -85,7 +85,7 @@ def _common(values: Iterable[object]) -> pa.DictionaryArray:
 def read_operations(
     directory: Directory, name: str, given: str, frames: Sequence[StackFrame], paths: Sequence[str]
 ) -> StoredOperations:
-    """The operations in a file with a given checksum; `paths` are those of the module calls."""
+    """The operations of a file with the given checksum; `paths` are those of the module calls."""
     path, content = directory.path / name, directory.read(name, MOST_BYTES)
     if checksum_text(content) != given:
         raise damaged(path, "its bytes do not match their checksum", "Save the trace again.")
@@ -110,7 +110,7 @@ def read_operations(
 
 
 def _stream(content: bytes) -> pa.RecordBatchStreamReader:
-    """What lies in an Arrow file between its magic bytes and its footer, if none of it is compressed."""
+    """The content of an Arrow file between magic bytes and footer; raises if it is compressed."""
     stream = pa.BufferReader(pa.py_buffer(content)[len(_MAGIC) :])
     if content[: len(_MAGIC)] != _MAGIC:
         raise ValueError("it is no Arrow file")
@@ -122,9 +122,9 @@ def _stream(content: bytes) -> pa.RecordBatchStreamReader:
 
 
 class _Common(NamedTuple):
-    """A column of few values that occur often."""
+    """A column with few distinct values."""
 
-    values: list[Any]  # Any: whatever the field holds
+    values: list[Any]  # Any: the type of the field
     at: Ids
 
     def all(self) -> list[Any]:
@@ -146,7 +146,7 @@ class StoredOperations(Sequence[Operation]):
         self._parents: Ids = values(parents.values)
 
     def is_sound(self) -> bool:
-        """Whether what operations refer to is there."""
+        """Whether all references of the operations are valid."""
         calls, lead, count = self._numbers["call"], self._numbers["lead"], self._count
         named = np.array([len(value) for value in self._common["parent_arguments"].values], np.int64)
         given = named[self._common["parent_arguments"].at] if len(named) else np.zeros(0, np.int64)
@@ -186,8 +186,8 @@ class StoredOperations(Sequence[Operation]):
     def __repr__(self) -> str:
         return repr(tuple(self))
 
-    def column(self, name: str) -> Sequence[Any]:  # Any: whatever the field holds
-        """One field of all operations; of `parents` the operations alone."""
+    def column(self, name: str) -> Sequence[Any]:  # Any: the type of the field
+        """One field of all operations; for `parents` only the indices of the operations."""
         if name == "parents":
             flat, ends = self._parents.tolist(), self._ends.tolist()
             return [flat[start:end] for start, end in pairwise(ends)]
@@ -198,7 +198,7 @@ class StoredOperations(Sequence[Operation]):
         return list(self._numbers[name].tolist()) if name in self._numbers else self._common[name].all()
 
     def outlines(self) -> Iterator[Outline]:
-        """What layers are made from."""
+        """The outlines of the operations, which determine their layers."""
         arguments = self._common["arguments"]
         items = [tuple(value.items()) for value in arguments.values]
         columns = zip(
@@ -219,14 +219,14 @@ class StoredOperations(Sequence[Operation]):
 
 
 def _read_common(batch: pa.RecordBatch, name: str, made: Callable[[Any], object] | None) -> _Common:
-    """One column; of a field that an older version did not know, its usual value."""
+    """One column; for a field missing in older files, its default value."""
     if name not in batch.schema.names and name in Operation._field_defaults:
         return _Common([Operation._field_defaults[name]], np.zeros(batch.num_rows, np.int32))
     found = [json.loads(text) for text in batch.column(name).dictionary.to_pylist()]
     return _Common(found if made is None else [made(value) for value in found], values(batch.column(name).indices))
 
 
-def _operation(index: int, fields: dict[str, Any]) -> Operation:  # Any: whatever the fields hold
+def _operation(index: int, fields: dict[str, Any]) -> Operation:  # Any: the types of the fields
     arguments = fields.pop("parent_arguments")
     fields["parents"] = tuple([Parent(*pair) for pair in zip(arguments, fields["parents"], strict=True)])
     fields["arguments"] = dict(fields["arguments"])

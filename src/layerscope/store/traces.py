@@ -1,4 +1,4 @@
-"""The tensors of a stored trace: safetensors, of which each tensor is verified when it is read."""
+"""Stored traces: their records, and their tensors in safetensors files, each verified when it is read."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ from layerscope.store.files import Directory, checksum, checksum_text, damaged, 
 from layerscope.store.manifests import read_json, unreadable, whole, write_json
 from layerscope.store.trace_operations import operations_file, read_operations
 
-Arrays = Mapping[int, npt.NDArray[Any]]  # Any: one of DTYPES; by operation
-Slices = tuple[int | slice, ...]  # one index or range for each axis
-DTYPES = {  # what safetensors can keep of numpy's types, by the names it has for them
+Arrays = Mapping[int, npt.NDArray[Any]]  # operation → array; Any: one of DTYPES
+Slices = tuple[int | slice, ...]  # one index or range per axis
+DTYPES = {  # safetensors name → numpy dtype
     **{f"F{8 * size}": np.dtype(f"<f{size}") for size in (2, 4, 8)},
     **{f"I{8 * size}": np.dtype(f"<i{size}") for size in (1, 2, 4, 8)},
     **{f"U{8 * size}": np.dtype(f"<u{size}") for size in (1, 2, 4, 8)},
     "BOOL": np.dtype(bool),
     "C64": np.dtype("<c8"),
 }
-MOST_HEAD = 64 << 20  # bytes of the description of the tensors; docs/format.md states it
+MOST_HEAD = 64 << 20  # bytes of the header; see docs/format.md
 _UNREADABLE = (OSError, ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError)
 
 
 def tensors_file(arrays: Arrays) -> tuple[bytes, str]:
-    """A file of tensors with their checksums in its metadata, and the checksum of its head."""
+    """A file of tensors with their checksums in its metadata, and the checksum of its header."""
     ordered = {number: np.asarray(arrays[number], order="C") for number in sorted(arrays)}
     sums = np.array([checksum(array.tobytes()) for array in ordered.values()], "<u8").tobytes()
     tensors = {str(number): array for number, array in ordered.items()}
@@ -48,7 +48,7 @@ def tensors_file(arrays: Arrays) -> tuple[bytes, str]:
 
 
 class StoredTensors:
-    """The tensors in a file of a trace, by operation; only what is asked for is read."""
+    """The tensors in a file of a trace, by operation, read on demand."""
 
     def __init__(self, folder: Path, name: str, given: str) -> None:
         self._folder, self._name = folder, name
@@ -80,7 +80,7 @@ class StoredTensors:
             raise damaged(self._folder / self._name, " ".join(str(error).split())) from None
 
     def read(self, operation: int, part: Slices = ()) -> npt.NDArray[Any]:
-        """A tensor, or a part of it."""
+        """A tensor, or a slice of it."""
         with self._readable() as handle:
             shape, dtype = self.shapes[operation], self._types[operation]
             size = math.prod(shape) * dtype.itemsize
@@ -107,13 +107,13 @@ _Row = TypeVar("_Row", ModuleCallRecord, ParameterRecord)
 
 @dataclass(frozen=True, slots=True)
 class StoredTrace:
-    """A trace as it lies in a run folder."""
+    """A trace in a run folder."""
 
     record: TraceRecord
     values: Arrays
     gradients: Arrays
-    code: Code = field(default_factory=dict)  # as the files were when the trace was made
-    step: int | None = None  # the step of the run it was taken at
+    code: Code = field(default_factory=dict)  # source code at the time of the trace
+    step: int | None = None  # step of the run
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +128,7 @@ class TraceHead:
 
 @dataclass(frozen=True, slots=True)
 class TraceOutline:
-    """What a list of traces says of one."""
+    """The entry of a trace in a list of traces."""
 
     model: str
     operations: int
@@ -140,7 +140,7 @@ class TraceOutline:
 
 
 def write_pass(folder: Path, stored: StoredTrace) -> Path:
-    """Write a trace into a run folder, beside those already there; it appears as a whole."""
+    """Write a trace into a run folder; it appears completely or not at all."""
     try:
         with opened(folder) as run:
             run.make(TRACES)
@@ -199,7 +199,7 @@ def pass_folders(folder: Path) -> list[Path]:
 
 
 def passes_revision(folder: Path) -> int:
-    """A number that changes when a trace was added to a run."""
+    """A number that changes when a trace is added to a run."""
     try:
         return (folder / TRACES).lstat().st_mtime_ns
     except FileNotFoundError:
@@ -207,25 +207,25 @@ def passes_revision(folder: Path) -> int:
 
 
 def pass_revision(folder: Path) -> int:
-    """A number that is another one when a trace was deleted and another one saved in its place."""
+    """A number that changes when a trace is deleted and another one saved under its name."""
     with _readable(folder) as directory:
         return directory.stat(RECORD).st_mtime_ns
 
 
 def read_pass(folder: Path) -> StoredTrace:
-    """A trace read back."""
+    """A stored trace."""
     head = read_head(folder)
     values, gradients = (tensors_of(folder, name, head).all() for name in (VALUES, GRADIENTS))
     return StoredTrace(head.record, values, gradients, head.code, head.step)
 
 
 def tensors_of(folder: Path, name: str, head: TraceHead) -> StoredTensors:
-    """The values or the gradients of a trace, to be read one by one."""
+    """The values or gradients of a trace, read on demand."""
     return StoredTensors(folder, name, head.checksums[name])
 
 
 def read_head(folder: Path) -> TraceHead:
-    """What is known of a trace but its tensors."""
+    """A stored trace without its tensors."""
     with _readable(folder) as directory, without_collection():
         plain = read_json(directory, RECORD, "pass")
         outline = _outline(plain)
@@ -249,13 +249,13 @@ def read_head(folder: Path) -> TraceHead:
 
 
 def read_outline(folder: Path) -> TraceOutline:
-    """What a list of traces says of one; little is read for it."""
+    """The entry of a trace in a list of traces; reads little."""
     with _readable(folder) as directory:
         return _outline(read_json(directory, RECORD, "pass"))
 
 
 def _outline(plain: Mapping[str, Any]) -> TraceOutline:
-    """What pass.json says of the whole pass, each value of the type that it must have."""
+    """The fields of pass.json about the whole trace, with their types checked."""
     elapsed_s, failure, step = float(plain["elapsed_s"]), plain["failure"], plain["step"]
     if not (math.isfinite(elapsed_s) and isinstance(plain["model"], str) and isinstance(failure, str | None)):
         raise ValueError("elapsed_s, model or failure")
@@ -283,7 +283,7 @@ def _readable(folder: Path) -> Iterator[Directory]:
 
 @contextmanager
 def without_collection() -> Iterator[None]:
-    """A block that makes many objects and no garbage: looking for some would take half of its time."""
+    """A `with` block without garbage collection, which would take half of the time for many objects."""
     was_on = gc.isenabled()
     gc.disable()
     try:
@@ -294,7 +294,7 @@ def without_collection() -> Iterator[None]:
 
 
 def to_json(record: TraceRecord) -> dict[str, Any]:
-    """The record as JSON; a line of code stands once, however often it was run."""
+    """The record as JSON; each line of code is stored once."""
     frames: dict[StackFrame, int] = {}
     operations = [_row(operation, frames) for operation in record.operations]
     return {"operations": operations, **_circumstances(record, frames)}
@@ -305,7 +305,7 @@ def _row(item: Operation | ModuleCallRecord, frames: dict[StackFrame, int]) -> d
 
 
 def _circumstances(record: TraceRecord, frames: dict[StackFrame, int]) -> dict[str, Any]:
-    """Everything but the operations; `frames` are the lines of code that these came through."""
+    """Everything except the operations; `frames` are their lines of code."""
     calls = [_row(call, frames) for call in record.calls]
     return {
         "model": record.model,
@@ -321,7 +321,7 @@ def _circumstances(record: TraceRecord, frames: dict[StackFrame, int]) -> dict[s
 
 
 def _from_json(kind: type[_Row], row: Mapping[str, Any], frames: Sequence[StackFrame]) -> _Row:
-    """A named tuple of what JSON has; what a newer version added is left out, what an older one lacked is as usual."""
+    """A named tuple from JSON; unknown fields are ignored, missing ones get their default."""
     fields = {name: row[name] for name in kind._fields if name in row or name not in kind._field_defaults}
     for name in _LISTS & fields.keys():
         fields[name] = tuple(fields[name])

@@ -23,7 +23,7 @@ from layerscope.model.records import (
 )
 
 DROPPED_FIRST = ("values", "sample_stats", "bits", "custom_statistics", "moments")  # the others are never dropped
-STEPS = "steps"  # a step is written when all that was kept of it has been
+STEPS = "steps"  # a step is written after all its kept data
 #: In the order of writing.
 QUEUES = (
     "series",
@@ -52,14 +52,14 @@ QUEUES_OF: Mapping[type[SinkRecord], tuple[str, ...]] = {
     Event: ("events",),
     CallGraph: ("graph",),
 }
-_SMALL = frozenset((Metric, Overhead, Event))  # which come with every step
-_SMALL_BYTES = 200  # about what a row of the small tables takes
-_DESCRIBED_LENGTH = 200  # of what names an item in a message
-_NAME_BYTES = 64  # a short text and the reference to it; rows may share their texts, or not
+_SMALL = frozenset((Metric, Overhead, Event))  # written at every step
+_SMALL_BYTES = 200  # approximate bytes of a row of the small tables
+_DESCRIBED_LENGTH = 200  # characters of an item's name in a message
+_NAME_BYTES = 64  # a short string and the reference to it, shared between rows or not
 
 
 def size_of(queue: str, item: SinkRecord) -> int:
-    """Bytes an item holds in memory for one queue."""
+    """Bytes of an item in memory for one queue."""
     if type(item) in _SMALL:
         return _SMALL_BYTES
     if isinstance(item, TensorValues):
@@ -81,12 +81,12 @@ def size_of(queue: str, item: SinkRecord) -> int:
 
 
 def size_of_whole(queue: str, item: SinkRecord) -> int:
-    """The same where summaries are not split."""
+    """The same if summaries are not split."""
     return size_of(queue, item) + (size_of("bits", item) if isinstance(item, Summaries) else 0)
 
 
 def rows_of(item: SinkRecord) -> int:
-    """Rows an item becomes in its table."""
+    """Number of rows of an item in its table."""
     return len(item.series) if isinstance(item, Summaries | CustomStatistics | TensorValues) else 1
 
 
@@ -101,7 +101,7 @@ def described(queue: str, item: SinkRecord) -> str:
 
 @dataclass(slots=True)
 class Drops:
-    """What was dropped of one table: rows, and the steps it belonged to."""
+    """Dropped rows of one table, and their steps."""
 
     rows: int = 0
     first_step: int = 0
@@ -112,7 +112,7 @@ class Drops:
         self.merge(Drops(rows, step, step))
 
     def merge(self, other: Drops) -> None:
-        """Counts what was dropped elsewhere too."""
+        """Adds drops counted elsewhere."""
         if other.rows:
             self.first_step = min(self.first_step, other.first_step) if self.rows else other.first_step
             self.last_step = max(self.last_step, other.last_step) if self.rows else other.last_step
@@ -130,7 +130,7 @@ def dropped_text(dropped: Mapping[str, Drops], slow: str) -> str:
 
 @dataclass(slots=True)
 class Load:
-    """Items removed from the queues together; they count against the bound until they are settled."""
+    """Items removed from the queues together; they count against the limit until they are settled."""
 
     items: dict[str, list[SinkRecord]] = field(default_factory=dict)
     dropped: dict[str, Drops] = field(default_factory=dict)  # since the last load
@@ -151,12 +151,12 @@ class WriteQueue:
         self._queues: dict[str, deque[SinkRecord]] = {queue: deque() for queue in QUEUES}
         self._bytes = 0
         self._arrived = 0  # items ever added
-        self._gone = 0  # items ever written, dropped or given up
+        self._gone = 0  # items ever written, dropped or abandoned
         self._unreported: dict[str, Drops] = {}
         self.dropped: dict[str, int] = dict.fromkeys(DROPPED_FIRST, 0)
 
     def add(self, *items: SinkRecord) -> int:
-        """Takes items into the queues they belong to, drops what no longer fits; gives the bytes that wait."""
+        """Adds items to their queues and drops what exceeds the limit; returns the bytes queued."""
         with self._lock:
             for item in items:
                 for queue in self._queues_of[type(item)]:
@@ -190,12 +190,12 @@ class WriteQueue:
         return rows
 
     def refuse(self, queue: str, item: SinkRecord) -> None:
-        """Counts an item that cannot be written as dropped; it still has to be settled."""
+        """Counts an unwritable item as dropped; it still has to be settled."""
         with self._lock:
             self._count_dropped(queue, item)
 
     def take(self, limit_bytes: int) -> Load:
-        """The next items to write: the small tables whole, the others in the order of writing up to a limit."""
+        """The next items to write: the small tables completely, the others in writing order up to a limit."""
         with self._lock:
             load = Load(dropped=self._unreported)
             self._unreported = {}
@@ -208,7 +208,7 @@ class WriteQueue:
             return load
 
     def _is_due(self, queue: str) -> bool:
-        """Whether the next item may be written: a step only when nothing of it or of an earlier one still waits."""
+        """Whether the next item may be written: a step only after all data of it and of earlier steps."""
         if queue != STEPS:
             return True
         step = self._step(STEPS)
@@ -220,14 +220,14 @@ class WriteQueue:
         return item.step
 
     def settle(self, queue: str, items: Sequence[SinkRecord]) -> None:
-        """Forgets items that are written, or given up."""
+        """Removes items that were written or abandoned."""
         with self._lock:
             for item in items:
                 self._leave(queue, item)
             self._settled.notify_all()
 
     def give_back(self, load: Load) -> None:
-        """Puts items that could not be written back to the front of their queues; the bound holds for them again."""
+        """Puts items that could not be written back to the front of their queues; the limit applies again."""
         with self._lock:
             for queue, items in load.items.items():
                 self._queues[queue].extendleft(reversed(items))
@@ -237,7 +237,7 @@ class WriteQueue:
                 self._drop()
 
     def give_up(self, load: Load) -> None:
-        """Drops and counts what is in a load and all that waits: there is nowhere to write it."""
+        """Drops and counts the load and everything queued, because nothing can be written."""
         with self._lock:
             for queue in QUEUES:
                 items = [*load.items.get(queue, ()), *self._queues[queue]]
@@ -249,18 +249,18 @@ class WriteQueue:
             self._settled.notify_all()
 
     def wait_until_gone(self, target: int, timeout_s: float) -> bool:
-        """Whether as many items as `arrived` once said have left within the time."""
+        """Waits until `arrived` items have left the queue; returns False after the timeout."""
         with self._lock:
             return self._settled.wait_for(lambda: self._gone >= target, timeout_s)
 
     @property
     def arrived(self) -> int:
-        """How many items ever arrived."""
+        """Number of items ever added."""
         with self._lock:
             return self._arrived
 
     @property
     def empty(self) -> bool:
-        """Whether nothing waits or is being written."""
+        """Whether nothing is queued or being written."""
         with self._lock:
             return self._gone == self._arrived

@@ -1,4 +1,4 @@
-"""Writes what is recorded into a run folder, on a thread of its own."""
+"""Writes records into a run folder on a separate thread."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
 
-PATIENCE_S = 2.0  # what takes less shows nothing
+PATIENCE_S = 2.0  # seconds before the progress is shown
 
 
 @contextmanager
@@ -70,17 +70,17 @@ FLUSH_S = 0.5
 CLOSE_S = 30.0
 _FIRST_PAUSE_S = 0.5  # after a failed write; doubled with each further one
 _LONGEST_PAUSE_S = 30.0
-_REASON_LENGTH = 300  # of the text of an error
-_FOLDER = "folder"  # the source of a complaint; a sink that fails is one by itself
-_GRAPHS_KNOWN = 1000  # whose numbers need not be worked out again
+_REASON_LENGTH = 300  # characters of an error message
+_FOLDER = "folder"  # source of a warning; each failing sink is a source of its own
+_GRAPHS_KNOWN = 1000  # graphs whose numbers are cached
 
 
 class _WriterThread(threading.Thread):
-    """Writes what is recorded."""
+    """Writes records."""
 
 
 def _program_has_ended() -> bool:
-    """Whether the main thread and every other that Python waits for at exit have ended: one of them may train."""
+    """Whether the main thread and all other non-daemon threads have ended: one of them may train."""
     return not threading.main_thread().is_alive() and all(
         thread.daemon or isinstance(thread, _WriterThread) or thread is threading.main_thread()
         for thread in threading.enumerate()
@@ -88,14 +88,14 @@ def _program_has_ended() -> bool:
 
 
 class SinkThread:
-    """Passes records on to a further sink, behind a queue and a thread of its own."""
+    """Passes records to a further sink, behind its own queue and thread."""
 
     def __init__(self, sink: ExtraSink, queue_bytes: int, report: Callable[[int, str, str], None]) -> None:
-        self.cpu_s = 0.0  # what the thread has used
+        self.cpu_s = 0.0  # CPU seconds of the thread
         self._sink = sink
         self._name = type(sink).__name__
-        self._report = report  # takes a step, and the level and text of an event
-        self._step = 0  # the latest that was written
+        self._report = report  # called with a step, and level and text of an event
+        self._step = 0  # last step written
         self._queue = WriteQueue(queue_bytes, split=False)
         self._wake = threading.Event()
         self._stopping = self._detached = False
@@ -128,7 +128,7 @@ class SinkThread:
                 stopping = self._stopping
                 while not (self._queue.empty or self._detached):
                     self._write()
-            self._write()  # reports what was dropped since
+            self._write()  # reports drops since the last report
             self._sink.close()
         except Exception as error:  # noqa: BLE001  a border: the sink is the user's, and must not stop a training
             self._detach(f"failed ({type(error).__name__}: {error}). It is detached; the recording goes on")
@@ -170,7 +170,7 @@ class FolderSink:
         also: Iterable[ExtraSink] = (),
     ) -> None:
         self.run = run
-        self._writer_s = 0.0  # what the writer thread has used
+        self._writer_s = 0.0  # CPU seconds of the writer thread
         self._compact = compact
         self._pid = os.getpid()
         self._numbers = dict(run.series)
@@ -181,12 +181,12 @@ class FolderSink:
         self._output = Output(run)
         self._wake = threading.Event()
         self._stopping = False
-        self._lost = False  # nothing can be written any more
-        self._dead = False  # the thread, for whatever reason
+        self._lost = False  # nothing can be written anymore
+        self._dead = False  # the thread, for any reason
         self._failing_since: float | None = None
-        self._complaints: dict[str, str] = {}  # the latest of each source, for the training thread to warn of
+        self._complaints: dict[str, str] = {}  # latest warning of each source, for the training thread
         self._warned: set[str] = set()  # reasons why the disk failed
-        self._refused: set[tuple[str, str]] = set()  # queues and kinds of errors of items that cannot be written
+        self._refused: set[tuple[str, str]] = set()  # (queue, error type) of unwritable items that were reported
         self._closed = False
         self._ends_itself = False  # the thread: it marks the end of the session
         self._naming = threading.Lock()
@@ -209,7 +209,7 @@ class FolderSink:
         return dict(self._queue.dropped)
 
     def series_id(self, series: Series) -> int:
-        """Number of the series, the same for equal series for the life of the run."""
+        """Number of the series; equal series have the same number during the whole run."""
         number = self._numbers.get(series)
         if number is not None or os.getpid() != self._pid:
             return -1 if number is None else number
@@ -226,7 +226,7 @@ class FolderSink:
         return number
 
     def dependencies_id(self, nodes: tuple[NamedNode, ...], links: tuple[DependencyLink, ...]) -> int:
-        """Number of a dependency graph, the same for equal graphs in every session and every run."""
+        """Number of a dependency graph; equal graphs have the same number in every session and run."""
         number = self._graphs.get((nodes, links))
         if number is not None:
             return number
@@ -235,13 +235,13 @@ class FolderSink:
             if graph.number not in self._graphs_put and os.getpid() == self._pid:
                 self._add(graph)
                 self._graphs_put.add(graph.number)
-            if len(self._graphs) >= _GRAPHS_KNOWN:  # a network that is never twice the same
+            if len(self._graphs) >= _GRAPHS_KNOWN:  # a network whose graph changes every time
                 self._graphs.clear()
             self._graphs[nodes, links] = graph.number
         return graph.number
 
     def put(self, *records: Record) -> None:
-        """Takes over records; their arrays must not be written again."""
+        """Queues records; the caller must not write to their arrays again."""
         if os.getpid() != self._pid or self._closed or not records:
             return
         if self._complaints or self._dead:
@@ -261,7 +261,7 @@ class FolderSink:
             self._complaints[text] = f"{self.run.path}: {text}"
 
     def flush(self, timeout_s: float = CLOSE_S) -> bool:
-        """Waits until all that was put has been handed to the system; False if that failed or took too long."""
+        """Waits until everything queued is written to the files; returns False if that failed or took too long."""
         if os.getpid() != self._pid or self._lost or not self._thread.is_alive():
             return False
         self._wake.set()
@@ -272,11 +272,11 @@ class FolderSink:
         return not self._lost
 
     def when_program_ends(self, close: Callable[[], Callable[[], None] | None]) -> None:
-        """Takes a weak reference to what closes the recorder, and calls that if the program ends before `close`."""
+        """Registers a weak reference to the function that closes the recorder if the program ends before `close`."""
         self._at_exit = close
 
     def call_soon(self, close: Callable[[], None]) -> None:
-        """Has what closes the recorder called on the writer thread, within half a second. Waits for no lock."""
+        """Calls the function that closes the recorder on the writer thread, within half a second. Takes no lock."""
         self._closing = close
 
     def close(self, timeout_s: float = CLOSE_S) -> None:
@@ -286,7 +286,7 @@ class FolderSink:
         self._close_others(timeout_s)
         self._closed = self._stopping = True
         if threading.current_thread() is self._thread:
-            return  # which ends the session itself
+            return  # the thread ends the session itself
         self._wake.set()
         self._thread.join(timeout_s)
         if self._thread.is_alive():
@@ -317,7 +317,7 @@ class FolderSink:
             self.run.lock.release()
 
     def _complain(self) -> None:
-        """Warns once of each problem, in the training thread, where the warning is seen."""
+        """Warns once about each problem, in the training thread, where the user sees it."""
         if not self._complaints and self._dead and not (self._lost or self._closed):
             self._complaints[_FOLDER] = (
                 f"The thread that writes {self.run.path} has died. Nothing more is recorded; the training goes on."
@@ -386,11 +386,11 @@ class FolderSink:
         return stopping
 
     def _ending(self) -> bool:
-        """Whether the recorder was closed, or the program has come to its end without closing it."""
+        """Whether the recorder was closed, or the program ended without closing it."""
         return self._stopping or _program_has_ended()
 
     def _rest(self, pause_s: float) -> None:
-        """Pauses after a failure; a close ends it."""
+        """Pauses after a failure, until the recorder is closed."""
         until = time.monotonic() + pause_s
         while not self._ending() and (left := until - time.monotonic()) > 0:
             self._wake.wait(min(left, FLUSH_S))
