@@ -48,7 +48,7 @@ TRACES_VIEW = "#view=traces"  # of the page
 
 
 class Validation(Protocol):
-    """What `validate` gives: true when every operation was found right."""
+    """What `validate` gives: true when every operation is right."""
 
     def __bool__(self) -> bool: ...
 
@@ -247,7 +247,7 @@ class Trace:
 
     @cached_property
     def lookup(self) -> Lookup:
-        """Every name an operation is found by."""
+        """Every name that selects an operation."""
         return Lookup(self.record, self.naming)
 
     @cached_property
@@ -266,8 +266,8 @@ class Trace:
         return [self.naming.label(index) for index in range(len(self.record.operations))]
 
     def __getitem__(self, key: Key) -> Op | Layer:
-        found = self.lookup.one(key)
-        return Op(self, found[0]) if len(found) == 1 else Layer(self, self.naming.layer[found[0]])
+        indices = self.lookup.one(key)
+        return Op(self, indices[0]) if len(indices) == 1 else Layer(self, self.naming.layer[indices[0]])
 
     def __len__(self) -> int:
         return len(self.record.operations)
@@ -348,7 +348,7 @@ class Trace:
         from layerscope.store.folder import run_at
         from layerscope.store.traces import StoredTrace, write_pass
 
-        last = {index: found[-1] for index, found in self.gradients.items() if found}
+        last = {index: gradients[-1] for index, gradients in self.gradients.items() if gradients}
         code = code_of(self.record) if self.code is None else self.code
         stored = StoredTrace(self.record, _arrays(self.values), _arrays(last), code, step)
         return write_pass(run_at(folder), stored)
@@ -373,7 +373,7 @@ class Trace:
         from layerscope.widgets import show
 
         folder = TemporaryDirectory()
-        return show(self._run_in(folder.name), TRACES_VIEW, held=folder)
+        return show(self._run_in(folder.name), TRACES_VIEW, keep=folder)
 
     def _run_in(self, folder: str) -> Path:
         from layerscope.widgets import folder_name
@@ -405,8 +405,8 @@ def stored_trace(stored: StoredTrace) -> Trace:
 
 
 def _arrays(values: Mapping[int, Tensor]) -> dict[int, npt.NDArray[Any]]:
-    found = {index: as_array(value) for index, value in values.items()}
-    return {index: array for index, array in found.items() if array is not None}
+    arrays = {index: as_array(value) for index, value in values.items()}
+    return {index: array for index, array in arrays.items() if array is not None}
 
 
 def as_array(value: Tensor) -> npt.NDArray[Any] | None:
@@ -445,13 +445,13 @@ def compare(first: Trace, second: Trace) -> Table:
     shared = [(label, i, j) for label, i, j in pairs if i in first.values and j in second.values]
     if not shared:
         raise SelectError("The two traces share no operation whose value both kept. Trace both with save='all'.")
-    found = [_difference(as_array(first.values[i]), as_array(second.values[j])) for _, i, j in shared]
+    differences = [_difference(as_array(first.values[i]), as_array(second.values[j])) for _, i, j in shared]
     columns = {
         "label": [label for label, _, _ in shared],
         "function": [first.record.operations[i].function for _, i, _ in shared],
-        "equal": [equal for equal, _, _ in found],
-        "largest": [largest for _, largest, _ in found],
-        "relative": [relative for _, _, relative in found],
+        "equal": [equal for equal, _, _ in differences],
+        "largest": [largest for _, largest, _ in differences],
+        "relative": [relative for _, _, relative in differences],
     }
     return Table(pa.table(columns))
 

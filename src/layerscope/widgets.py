@@ -82,12 +82,12 @@ def start_at(view: str, words: Mapping[str, str | None], numbers: Mapping[str, i
     return f"#{urlencode({**said, **VIEWS[view], **given})}"
 
 
-def show(run: Path, start: str, held: object = None) -> object:
+def show(run: Path, start: str, keep: object = None) -> object:
     """The page on a run: in a notebook a widget, elsewhere the path of the file that the browser opens.
 
-    `held` is kept as long as the widget, such as a temporary folder that the run is in.
+    `keep` is kept alive as long as the widget, such as a temporary folder that the run is in.
     """
-    return widget(run, start, held) if in_notebook() else in_browser(run, start)
+    return widget(run, start, keep) if in_notebook() else in_browser(run, start)
 
 
 def in_notebook() -> bool:
@@ -107,7 +107,7 @@ def in_browser(run: Path, start: str) -> Path:
     return file
 
 
-def widget(run: Path, start: str, held: object = None) -> Any:  # Any: a class of an optional package
+def widget(run: Path, start: str, keep: object = None) -> Any:  # Any: a class of an optional package
     """The page on a run as a widget. It asks Python for what it does not hold, as long as Python runs."""
     if find_spec("anywidget") is None:
         raise MissingError("A notebook widget needs anywidget: pip install 'layerscope[notebook]'.")
@@ -123,16 +123,16 @@ def widget(run: Path, start: str, held: object = None) -> Any:  # Any: a class o
 
     answers = OfflineApi(run)
 
-    def asked(shown: Any, content: dict[str, Any], buffers: object) -> None:
+    def answer(sender: Any, content: dict[str, Any], buffers: object) -> None:
         known = {"token": content["token"], "id": content["id"]}
         try:
-            shown.send(known, [answers.ask_path(content["path"])])
+            sender.send(known, [answers.ask_path(content["path"])])
         except (LayerscopeError, OSError) as error:
-            shown.send({**known, "problem": str(error)})
+            sender.send({**known, "problem": str(error)})
 
     made = RunWidget(html=report(run, start=start, most_bytes=IN_WIDGET, hosted=True).html)
-    made.on_msg(asked)
-    made.held = (held, answers)
+    made.on_msg(answer)
+    made.kept = (keep, answers)  # as long as the widget
     return made
 
 

@@ -18,7 +18,7 @@ from websockets.sync.client import connect
 
 from layerscope.errors import StateError, StoreError
 from layerscope.server import background
-from layerscope.server.background import compact_aside
+from layerscope.server.background import compact_in_process
 from layerscope.server.serve import PageServer
 from layerscope.store.folder import create
 from layerscope.store.writer import FolderSink
@@ -126,14 +126,14 @@ def test_a_compaction_that_fails_says_why(tmp_path: Path) -> None:
     put_steps(sink, [0])
     sink.close()
     shutil.copytree(tmp_path / "run", tmp_path / "damaged")
-    compact_aside(tmp_path / "run")
+    compact_in_process(tmp_path / "run")
     assert list((tmp_path / "run" / "segments").rglob("*.arrow")) == []
     (tmp_path / "damaged" / "live.json").write_text("{ no JSON")
     with pytest.raises(StoreError, match=r"live\.json is damaged"):
-        compact_aside(tmp_path / "damaged")
+        compact_in_process(tmp_path / "damaged")
 
 
 def test_no_process_is_started_for_a_run_without_segments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = write_run(tmp_path / "run", steps=1)
-    monkeypatch.setattr(background, "run_aside", lambda command: pytest.fail(f"started {command}"))
-    compact_aside(run)
+    monkeypatch.setattr(background, "run_in_process", lambda command: pytest.fail(f"started {command}"))
+    compact_in_process(run)

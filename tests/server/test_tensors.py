@@ -58,7 +58,7 @@ def test_without_a_wish_the_loss_at_the_end_of_the_last_step_is_shown(client: Te
     assert found["types"] == ["long", "short"]
     assert found["steps"].tolist() == [0, 10, 20, 30, 40, 50]
     assert found["iterations"] == [0, 1, 2]
-    assert found["told"] == []
+    assert found["differences"] == []
 
 
 def test_steps_are_those_of_the_type_and_the_last_iteration_is_the_types_own(client: TestClient) -> None:
@@ -94,7 +94,7 @@ def test_what_a_step_lacks_falls_back_and_is_told(client: TestClient) -> None:
     found = panel(client, "step=33&iteration=7&sample=9&type=huge&loss=loss_c&node=memory")
     assert (found["step"], found["iteration"], found["sample"], found["type"]) == (30, 2, None, "")
     assert found["loss"] == "loss_a"
-    told = " ".join(found["told"])
+    told = " ".join(found["differences"])
     for missing in ("iteration 7", "sample 9", "type huge", "loss_c"):
         assert missing in told
 
@@ -114,7 +114,7 @@ def test_a_tensor_without_a_gradient_says_so(client: TestClient) -> None:
 def test_of_a_tensor_without_a_batch_no_sample_is_shown(client: TestClient) -> None:
     for node, sample in (("memory", 1), ("pre", None), ("loss", None)):  # a parameter, and a single number
         found = panel(client, f"node={node}&step=30&iteration=2&sample=1")
-        assert (found["node"], found["sample"], found["told"]) == (node, sample, [])
+        assert (found["node"], found["sample"], found["differences"]) == (node, sample, [])
         assert "sample" not in found["lacking"]
 
 

@@ -145,7 +145,7 @@ def test_the_value_is_the_part_that_is_asked_for(traced: TestClient, trace: ls.T
 def test_the_search_finds_labels_and_modules_by_words(traced: TestClient) -> None:
     found = get(traced, "operations", trace="000001", search="conv%20relu")
     assert [link["label"] for link in found["operations"]] == ["relu_1_2"]
-    assert found["found"] == 1
+    assert found["matches"] == 1
     assert get(traced, "operations", trace="000001", search="nothing")["operations"] == []
 
 

@@ -254,9 +254,9 @@ export interface OperationView {
   readonly is_stale: boolean;
 }
 
-/** Operations that a search found. */
+/** Operations that match a search. */
 export interface OperationList {
-  readonly found: number;
+  readonly matches: number;
   readonly operations: readonly OperationLink[];
 }
 
@@ -325,7 +325,7 @@ export interface DifferenceView {
   readonly view: HeatMapView;
 }
 
-/** Where a number was found that a finding rests on. */
+/** Where a number was recorded that a finding rests on. */
 export interface EvidenceEntry {
   readonly site: string;
   readonly class_name: string;
@@ -335,7 +335,7 @@ export interface EvidenceEntry {
   readonly stat: string;
 }
 
-/** Something a rule found: what, where, since when, why, and what to do. */
+/** One finding of a rule: what, where, since when, why, and what to do. */
 export interface FindingEntry {
   readonly rule: string;
   readonly severity: string;
@@ -453,11 +453,11 @@ export interface Neurons {
   readonly picture: ValueView | null;
 }
 
-/** What a run has of a selection; where it lacks something the nearest is shown and `told` says so. */
+/** What a run has of a selection; where it lacks something the nearest is shown, and `differences` says so. */
 export interface TensorPanel {
   readonly run: string;
   readonly problem: string;
-  readonly told: readonly string[];
+  readonly differences: readonly string[];
   readonly type: string;
   readonly step_type: string;
   readonly step: number;
@@ -491,7 +491,7 @@ export interface TensorsView {
   readonly panels: readonly TensorPanel[];
   readonly stat: string;
   readonly curves: Curves;
-  readonly own_view: string;
+  readonly custom_view: string;
 }
 
 /** One metric of one run in steps of one type. */
@@ -537,7 +537,7 @@ export interface NetworkView {
 }
 
 /** One thing that the user's view gave back. */
-export interface OwnItem {
+export interface CustomItem {
   readonly kind: string;
   readonly text: string;
   readonly columns: readonly string[];
@@ -546,15 +546,15 @@ export interface OwnItem {
 }
 
 /** What the user's view made of a selection, or why it made nothing. */
-export interface OwnResult {
+export interface CustomResult {
   readonly file: string;
-  readonly items: readonly OwnItem[];
+  readonly items: readonly CustomItem[];
   readonly problem: string;
   readonly seconds: number;
 }
 
 /** Another stamp than before means that the user's file was saved again. */
-export interface OwnSaved {
+export interface CustomSaved {
   readonly stamp: string;
 }
 

@@ -22,7 +22,7 @@ from layerscope.model.text import quantity
 from layerscope.query.discover import find_runs
 from layerscope.query.tables import Table
 from layerscope.runs import Run
-from layerscope.server.background import compact_aside
+from layerscope.server.background import compact_in_process
 from layerscope.server.one_file import report
 from layerscope.server.serve import PageServer, announce, open_page
 from layerscope.store.compaction import CompactReport, compact
@@ -242,7 +242,7 @@ def demo(options: argparse.Namespace) -> None:
                 chosen.project,
                 host=options.host,
                 port=options.port,
-                compactor=compact_aside,
+                compactor=compact_in_process,
                 view=chosen.view,
             )
             stack.enter_context(server)

@@ -61,19 +61,19 @@ def collapse(record: TraceRecord, naming: Naming, opening: Opening) -> Drawable:
     path = None if opening.focus is None else name_in(opening.focus, {call.path for call in record.calls})
     tree = TraceBlocks(record, naming, rolled=opening.rolled, kept=path)
     root = 0 if opening.focus is None else _find(tree, opening.focus)
-    shown = readable(tree, root) if opening.depth is None else _opened(tree, root, opening.depth)
-    for wanted in opening.expanded:
-        shown |= set(tree.chain(_find(tree, wanted)))
-    return drawable(tree, root, shown)
+    opened = readable(tree, root) if opening.depth is None else _opened(tree, root, opening.depth)
+    for name in opening.expanded:
+        opened |= set(tree.chain(_find(tree, name)))
+    return drawable(tree, root, opened)
 
 
-def drawable(tree: TraceBlocks, root: int, shown: Collection[int]) -> Drawable:
+def drawable(tree: TraceBlocks, root: int, opened: Collection[int]) -> Drawable:
     """The part of a pass below a block that is seen when some blocks are open."""
-    edges = _Edges(tree, root, shown)
+    edges = _Edges(tree, root, opened)
     for operation, parents in enumerate(field_of_all(tree.record.operations, "parents")):
         for parent in dict.fromkeys(parents):
             edges.add(parent, operation)
-    return Drawable(tree, root, frozenset(shown), tuple(edges.finished()))
+    return Drawable(tree, root, frozenset(opened), tuple(edges.finished()))
 
 
 def _find(tree: TraceBlocks, name: str) -> int:
@@ -93,14 +93,14 @@ def _find(tree: TraceBlocks, name: str) -> int:
 def _opened(tree: TraceBlocks, root: int, depth: int, *, sections: bool = True) -> set[int]:
     """The blocks that are open at a depth, counted from the block that is looked at."""
     base = tree.blocks[root].level
-    found, waiting = set(), [root]
+    opened, waiting = set(), [root]
     while waiting:
         block = tree.blocks[waiting.pop()]
         is_shown = block.level - base < depth and (sections or block.role is not BlockRole.SECTION)
         if block.children and is_shown:
-            found.add(block.index)
+            opened.add(block.index)
             waiting.extend(block.children)
-    return found | {root}
+    return opened | {root}
 
 
 def readable(tree: TraceBlocks, root: int) -> set[int]:
@@ -108,19 +108,19 @@ def readable(tree: TraceBlocks, root: int) -> set[int]:
     best = _opened(tree, root, 1, sections=False)
     levels = max(block.level for block in tree.blocks) - tree.blocks[root].level
     for depth in range(1, levels + 1):
-        shown = _opened(tree, root, depth)
-        if sum(1 for _ in _visible(tree, root, shown)) > MOST_READABLE:
+        opened = _opened(tree, root, depth)
+        if sum(1 for _ in _visible(tree, root, opened)) > MOST_READABLE:
             is_flat = tree.blocks[tree.blocks[root].children[0]].role is not BlockRole.SECTION
-            return shown if depth == 1 and is_flat else best
-        best = shown
+            return opened if depth == 1 and is_flat else best
+        best = opened
     return best
 
 
-def _visible(tree: TraceBlocks, root: int, shown: Collection[int]) -> Iterator[TraceBlock]:
+def _visible(tree: TraceBlocks, root: int, opened: Collection[int]) -> Iterator[TraceBlock]:
     waiting = [root]
     while waiting:
         block = tree.blocks[waiting.pop()]
-        if block.index in shown:
+        if block.index in opened:
             waiting.extend(reversed(block.children))
         else:
             yield block
@@ -146,10 +146,10 @@ class _Seen(NamedTuple):
 class _Edges:
     """Edges between visible blocks, gathered from the parents of operations."""
 
-    def __init__(self, tree: TraceBlocks, root: int, shown: Collection[int]) -> None:
-        self._nesting, self._root, self._shown = tree, root, shown
+    def __init__(self, tree: TraceBlocks, root: int, opened: Collection[int]) -> None:
+        self._tree, self._root, self._opened = tree, root, opened
         self._cut = len(tree.chain(root)) - 1
-        self._found: dict[tuple[int, int, int, bool], _Gathered] = {}
+        self._edges: dict[tuple[int, int, int, bool], _Gathered] = {}
         self._boundary: dict[tuple[BlockRole, int], int] = {}
         self._known: dict[int, _Seen | None] = {}
 
@@ -165,54 +165,54 @@ class _Edges:
             meet += 1
         if meet > upper.end:
             return  # inside a closed block
-        found = self._gathered(upper, lower, meet, self._nesting.leaf[source])
-        found.edge.pairs.append((source, target))
-        found.source_passes.add(self._nesting.pass_of(upper.chain[meet]))
-        found.target_passes.add(self._nesting.pass_of(lower.chain[meet]))
+        gathered = self._gathered(upper, lower, meet, self._tree.leaf[source])
+        gathered.edge.pairs.append((source, target))
+        gathered.source_passes.add(self._tree.pass_of(upper.chain[meet]))
+        gathered.target_passes.add(self._tree.pass_of(lower.chain[meet]))
 
     def finished(self) -> Iterator[VisibleEdge]:
         """The edges, with the passes they belong to."""
-        for found in self._found.values():
-            sources, targets = (self._nesting.blocks[block].passes for block, _ in found.ends)
-            if found.edge.back or len(found.target_passes) < targets:
-                found.edge.passes = _labeled(found.target_passes)
-            elif len(found.source_passes) < sources:
-                found.edge.passes = _labeled(found.source_passes)
-            yield found.edge
+        for gathered in self._edges.values():
+            sources, targets = (self._tree.blocks[block].passes for block, _ in gathered.ends)
+            if gathered.edge.back or len(gathered.target_passes) < targets:
+                gathered.edge.passes = _labeled(gathered.target_passes)
+            elif len(gathered.source_passes) < sources:
+                gathered.edge.passes = _labeled(gathered.source_passes)
+            yield gathered.edge
 
     def _gathered(self, upper: _Seen, lower: _Seen, meet: int, tensor: int) -> _Gathered:
         above, below = [block for block, _ in upper.chain], [block for block, _ in lower.chain]
         back = not self._first(above[meet]) < self._first(below[meet])
         key = (above[upper.end], below[lower.end], above[meet - 1], back)
-        if key not in self._found:
+        if key not in self._edges:
             hops = hops_along(tensor, above[: upper.end + 1], below[: lower.end + 1], meet, back=back)
             edge = VisibleEdge(key[0], key[1], tuple(hops), back)
-            self._found[key] = _Gathered(edge, (upper.chain[meet], lower.chain[meet]))
-        return self._found[key]
+            self._edges[key] = _Gathered(edge, (upper.chain[meet], lower.chain[meet]))
+        return self._edges[key]
 
     def _first(self, block: int) -> tuple[int, int]:
         """When a block ran first; a border is before or after everything else."""
-        role = self._nesting.blocks[block].role
-        outside = self._boundary.get((role, self._nesting.blocks[block].operations[0])) == block
+        role = self._tree.blocks[block].role
+        outside = self._boundary.get((role, self._tree.blocks[block].operations[0])) == block
         order = 0 if not outside else -1 if role is BlockRole.INPUT else 1
-        return order, self._nesting.blocks[block].operations[0]
+        return order, self._tree.blocks[block].operations[0]
 
     def _seen(self, operation: int) -> _Seen | None:
         if operation not in self._known:
-            chain = self._nesting.instances(operation)
+            chain = self._tree.instances(operation)
             if len(chain) <= self._cut or chain[self._cut][0] != self._root:
                 self._known[operation] = None  # outside the block that is looked at
             else:
                 chain = chain[self._cut :]
-                end = next(at for at, (block, _) in enumerate(chain) if block not in self._shown)
+                end = next(at for at, (block, _) in enumerate(chain) if block not in self._opened)
                 self._known[operation] = _Seen(chain, end)
         return self._known[operation]
 
     def _border(self, role: BlockRole, operation: int) -> _Seen:
         """A node for a tensor that comes from outside the block that is looked at, or goes there."""
-        lead = self._nesting.blocks[self._nesting.leaf[operation]].operations[0]
+        lead = self._tree.blocks[self._tree.leaf[operation]].operations[0]
         if (role, lead) not in self._boundary:
-            self._boundary[role, lead] = self._nesting.add_boundary(role, self._root, lead)
+            self._boundary[role, lead] = self._tree.add_boundary(role, self._root, lead)
         return _Seen(((self._root, -1), (self._boundary[role, lead], lead)), 1)
 
 

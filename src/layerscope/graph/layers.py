@@ -28,16 +28,16 @@ def places(outlines: Sequence[Outline], classes: Mapping[str, str]) -> list[obje
     anchors = _anchors(outlines, classes)
     before, after = _neighbors(anchors)
     latest = _latest(outlines, anchors)
-    found: list[object] = []
+    keys: list[object] = []
     lines: list[object] = []
     for at, (function, position, parameters, site, path, arguments, _, _) in enumerate(outlines):
         lines.append(line := (function, position, site, path))
         if parameters:
-            found.append((function, position, _own(parameters, path), arguments if function in _SELECTING else ()))
+            keys.append((function, position, _own(parameters, path), arguments if function in _SELECTING else ()))
         else:
-            found.append((line, anchors[at]) if anchors[at] is not None else (line, latest[at], before[at]))
-    joined = _join_first_iterations(lines, found, anchors, after)
-    return [joined.root(place) for place in found]
+            keys.append((line, anchors[at]) if anchors[at] is not None else (line, latest[at], before[at]))
+    joined = _join_first_iterations(lines, keys, anchors, after)
+    return [joined.root(place) for place in keys]
 
 
 class Recurrence(str, Enum):
@@ -54,19 +54,19 @@ def flow(operations: Sequence[Operation], layers: Sequence[int], members: Sequen
     functions, parameters, roles = (field_of_all(operations, name) for name in ("function", "parameters", "role"))
     from_layers: list[int] = []  # the repeated layers that each operation is computed from
     is_fed: list[bool] = []  # whether each is computed from an input or a parameter
-    found = Recurrence.FEEDFORWARD
+    recurrence = Recurrence.FEEDFORWARD
     for index, parents in enumerate(field_of_all(operations, "parents")):
-        taken = () if _takes_only_the_shape(functions[index]) else parents
-        sources = reduce(or_, [from_layers[parent] for parent in taken], 0)
+        sources_of = () if _takes_only_the_shape(functions[index]) else parents
+        sources = reduce(or_, [from_layers[parent] for parent in sources_of], 0)
         own = bits.get(layers[index], 0)
-        fed = bool(parameters[index]) or roles[index] is Role.INPUT or any(is_fed[parent] for parent in taken)
+        fed = bool(parameters[index]) or roles[index] is Role.INPUT or any(is_fed[parent] for parent in sources_of)
         if sources & own and fed:
             if parameters[index]:
                 return Recurrence.RECURRENT
-            found = Recurrence.LOOP
+            recurrence = Recurrence.LOOP
         from_layers.append(sources | (own if fed else 0))
         is_fed.append(fed)
-    return found
+    return recurrence
 
 
 def _repeated(members: Iterable[Sequence[int]]) -> list[int]:
@@ -80,7 +80,7 @@ def _takes_only_the_shape(function: str) -> bool:
 def _anchors(outlines: Iterable[Outline], classes: Mapping[str, str]) -> list[Anchor]:
     """What each operation uses, as a number; None where it uses neither parameters nor buffers."""
     numbers: dict[object, int] = {}
-    found: list[Anchor] = []
+    anchors: list[Anchor] = []
     for function, position, parameters, site, path, arguments, _, buffers in outlines:
         key: object = None
         if parameters:
@@ -90,8 +90,8 @@ def _anchors(outlines: Iterable[Outline], classes: Mapping[str, str]) -> list[An
             key = (function, buffers, site)
         elif site is not None and function == classes.get(path):  # a module whose inside was not looked at
             key = (function, path)
-        found.append(None if key is None else numbers.setdefault(key, len(numbers)))
-    return found
+        anchors.append(None if key is None else numbers.setdefault(key, len(numbers)))
+    return anchors
 
 
 def _own(parameters: tuple[str, ...], path: str) -> tuple[str, ...]:
@@ -119,16 +119,16 @@ def _neighbors(anchors: Sequence[Anchor]) -> tuple[list[Anchor], list[Anchor]]:
 def _latest(outlines: Iterable[Outline], anchors: Sequence[Anchor]) -> list[Anchor]:
     """Of the anchors that each operation's arguments were computed from, the one that ran last."""
     indices: list[int] = []  # of the anchor that ran last on the way to each operation, itself included
-    found: list[Anchor] = []
+    latest: list[Anchor] = []
     for index, outline in enumerate(outlines):
         at = max([indices[parent] for parent in outline[6]], default=-1)
-        found.append(None if at < 0 else anchors[at])
+        latest.append(None if at < 0 else anchors[at])
         indices.append(at if anchors[index] is None else index)
-    return found
+    return latest
 
 
 def _join_first_iterations(
-    lines: Sequence[object], found: Sequence[object], anchors: Sequence[Anchor], after: Sequence[Anchor]
+    lines: Sequence[object], keys: Sequence[object], anchors: Sequence[Anchor], after: Sequence[Anchor]
 ) -> _Joined:
     """The first iteration of a loop comes from elsewhere than the others: join it where the same body follows."""
     joined = _Joined()
@@ -139,17 +139,17 @@ def _join_first_iterations(
     for group in groups.values():
         for at in range(len(group) - 1):
             here, there = group[at], group[at + 1]
-            if joined.root(found[here]) == joined.root(found[there]):
+            if joined.root(keys[here]) == joined.root(keys[there]):
                 continue
             end = group[at + 2] if at + 2 < len(group) else len(anchors)
             between = {anchor for anchor in anchors[here:there] if anchor is not None}
             if between and between <= set(anchors[there:end]):
-                joined.join(found[here], found[there])
+                joined.join(keys[here], keys[there])
     return joined
 
 
 class _Joined:
-    """Keys that were found to be one."""
+    """Keys that are one."""
 
     def __init__(self) -> None:
         self._parents: dict[object, object] = {}
@@ -221,11 +221,11 @@ class _Groups:
                 layer = self._new(function)
             else:
                 body = (function, position, path, arguments, *map(layer_of, parents))
-                found = self._by_place.get(place)
-                if found is None:
-                    found = self._same_body(body, parents) if parents and not parameters else None
-                    found = self._by_place[place] = self._new(function) if found is None else found
-                layer = found
+                known = self._by_place.get(place)
+                if known is None:
+                    known = self._same_body(body, parents) if parents and not parameters else None
+                    known = self._by_place[place] = self._new(function) if known is None else known
+                layer = known
                 self._by_body.setdefault(body, layer)
                 self._last_parents[layer] = parents
             layers.append(layer)
@@ -285,11 +285,11 @@ class Relations:
 
 
 def _distances(order: Iterable[int], nearer: Sequence[Collection[int]], ends: Collection[int]) -> list[Distance | None]:
-    found: list[Distance | None] = [None] * len(nearer)
+    distances: list[Distance | None] = [None] * len(nearer)
     for index in order:
         if index in ends:
-            found[index] = Distance(0, 0)
-        elif known := [distance for other in nearer[index] if (distance := found[other]) is not None]:
+            distances[index] = Distance(0, 0)
+        elif known := [distance for other in nearer[index] if (distance := distances[other]) is not None]:
             shortest, longest = zip(*known, strict=True)
-            found[index] = Distance(1 + min(shortest), 1 + max(longest))
-    return found
+            distances[index] = Distance(1 + min(shortest), 1 + max(longest))
+    return distances

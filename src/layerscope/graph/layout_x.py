@@ -170,11 +170,11 @@ class _Sweeping:
 
     def _trunks(self) -> list[list[int]]:
         """The bends of each flow, from top to bottom."""
-        found: dict[int, list[int]] = {}
+        trunks: dict[int, list[int]] = {}
         for at, spot in enumerate(self._ordering.spots):
             if spot.flow is not None and 0 < spot.layer < len(self._ordering.layers) - 1:
-                found.setdefault(spot.flow, []).append(at)
-        return [trunk for trunk in found.values() if len(trunk) > 1]
+                trunks.setdefault(spot.flow, []).append(at)
+        return [trunk for trunk in trunks.values() if len(trunk) > 1]
 
     def _room(self, x: Sequence[float], spot: int) -> tuple[float, float]:
         """How far a spot can go to the left and to the right."""

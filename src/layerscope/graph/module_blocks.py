@@ -134,9 +134,9 @@ class ModuleBlocks(BlockTree[ModuleBlock]):
             for source in of_site[edge.source]:
                 for target in of_site[edge.target]:
                     self._add_end((source, edge.source_port, target, edge.target_port, edge.join), inside)
-        for call, found in inside.items():
-            self._sort(call, found)
-            self.wires[call] = _Merging(self, call).run(found)
+        for call, ends in inside.items():
+            self._sort(call, ends)
+            self.wires[call] = _Merging(self, call).run(ends)
 
     def _add_end(self, ends: tuple[int, str, int, str, str], inside: dict[int, list[_End]]) -> None:
         """Add an edge to the call it lies in, if its ends are side by side or one around the other."""
@@ -282,10 +282,10 @@ class _Merging:
         self._placed: list[tuple[float, int]] = [(at, child) for child, at in self._order.items() if child is not None]
         self._wires: list[Wire] = []
 
-    def run(self, found: Iterable[_End]) -> list[Wire]:
+    def run(self, edges: Iterable[_End]) -> list[Wire]:
         arriving: dict[Source, list[Source]] = defaultdict(list)
         joins: dict[Source, str] = {}
-        for source, source_port, target, target_port, join in found:
+        for source, source_port, target, target_port, join in edges:
             joins[target, target_port] = join or joins.get((target, target_port), "")
             if self._is_back(source, target):
                 back = Wire(source, source_port, target, target_port, back=True)

@@ -77,24 +77,24 @@ class Ordering:
         """Tensors at the top or bottom border, from left to right."""
         layer = self.layers[0 if top else -1] if self.layers else ()
         flows = [self.spots[spot].flow for spot in layer if self.spots[spot].child is None]
-        found = [self.flows[flow] for flow in flows if flow is not None]
-        return [flow.tensor for flow in found if (flow.source is None if top else flow.leaves)]
+        crossing = [self.flows[flow] for flow in flows if flow is not None]
+        return [flow.tensor for flow in crossing if (flow.source is None if top else flow.leaves)]
 
 
 def flows_of(hops: Iterable[Hop]) -> tuple[LayoutFlow, ...]:
     """The hops of one group, put together by tensor."""
-    found: dict[tuple[int, int | None], LayoutFlow] = {}
+    flows: dict[tuple[int, int | None], LayoutFlow] = {}
     for hop in hops:
         key = (hop.tensor, hop.source)
-        flow = found.get(key) or LayoutFlow(hop.tensor, hop.source)
+        flow = flows.get(key) or LayoutFlow(hop.tensor, hop.source)
         if hop.target is None:
             flow = replace(flow, leaves=True)
         elif hop.back:
             flow = replace(flow, back=tuple(dict.fromkeys((*flow.back, hop.target))))
         else:
             flow = replace(flow, targets=tuple(dict.fromkeys((*flow.targets, hop.target))))
-        found[key] = flow
-    return tuple(found.values())
+        flows[key] = flow
+    return tuple(flows.values())
 
 
 def order(
@@ -216,15 +216,15 @@ def _spots(
     bottom = max(layer.values(), default=0) + 1
     links = []
     for number, flow in enumerate(flows):
-        wanted = sorted({(layer[target], at[target]) for target in flow.targets})
+        below_source = sorted({(layer[target], at[target]) for target in flow.targets})
         if flow.source is None:
             spots.append(LayoutSlot(0, None, number))
             here, place = 0, len(spots) - 1
         else:
             here, place = layer[flow.source], at[flow.source]
-        last = bottom if flow.leaves else max((lower for lower, _ in wanted), default=here)
+        last = bottom if flow.leaves else max((lower for lower, _ in below_source), default=here)
         for below in range(here + 1, last + 1):
-            links += [LayoutLink(place, target, number) for lower, target in wanted if lower == below]
+            links += [LayoutLink(place, target, number) for lower, target in below_source if lower == below]
             if below < last or flow.leaves:
                 spots.append(LayoutSlot(below, None, number))
                 links.append(LayoutLink(place, len(spots) - 1, number))
@@ -234,20 +234,20 @@ def _spots(
 
 def _lanes(flows: Sequence[LayoutFlow], layer: Mapping[int, int]) -> tuple[Lane, ...]:
     """Ways back, the shortest nearest to the layers, sharing a lane where they do not meet."""
-    wanted = []
+    ways = []
     for number, flow in enumerate(flows):
         for target in flow.back:
             upper = layer[target]
             lower = layer[flow.source] if flow.source is not None else upper
-            wanted.append((abs(lower - upper), min(upper, lower), max(upper, lower), number, target))
-    taken: list[list[tuple[int, int]]] = []
+            ways.append((abs(lower - upper), min(upper, lower), max(upper, lower), number, target))
+    spans_of: list[list[tuple[int, int]]] = []
     lanes = []
-    for _, upper, lower, number, target in sorted(wanted):
-        free = (at for at, spans in enumerate(taken) if all(b < upper or lower < a for a, b in spans))
-        lane = next(free, len(taken))
-        if lane == len(taken):
-            taken.append([])
-        taken[lane].append((upper, lower))
+    for _, upper, lower, number, target in sorted(ways):
+        free = (at for at, spans in enumerate(spans_of) if all(b < upper or lower < a for a, b in spans))
+        lane = next(free, len(spans_of))
+        if lane == len(spans_of):
+            spans_of.append([])
+        spans_of[lane].append((upper, lower))
         lanes.append(Lane(number, target, lane))
     return tuple(lanes)
 

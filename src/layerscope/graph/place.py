@@ -10,7 +10,10 @@ from layerscope.graph.edge_routes import ARROW, RISE, TURN, Break, GroupFrame, P
 from layerscope.graph.layout_x import SpanX, across, link_ends, settle
 from layerscope.graph.order import Lane, Ordering
 
-TALL, TALL_FOR_ITS_WIDTH = 1300.0, 2.0  # a stack is folded when it is higher than this, and so many times its width
+TALL, TALL_FOR_ITS_WIDTH = (
+    1300.0,
+    2.0,
+)  # a stack is folded when it is higher than both, in pixels and in widths
 ASPECT = 1.2  # height by width that is aimed at
 WORTH_IT = 0.75  # the tallest column, as a share of the whole
 MOST_LINES = 8  # that go on in the next column
@@ -33,16 +36,16 @@ def breaks(
     if height < TALL or height < TALL_FOR_ITS_WIDTH * width or not allowed:
         return []
     columns = max(2, round(math.sqrt(height / (ASPECT * (width + 40.0)))))
-    found: list[int] = []
+    after: list[int] = []
     for number in range(1, columns):
         ideal = bands[0][0] + height * number / columns
         reach = REACH * height / columns
-        left = [at for at in allowed if abs(bands[at][1] - ideal) < reach and at not in found]
+        left = [at for at in allowed if abs(bands[at][1] - ideal) < reach and at not in after]
         if left:
-            found.append(min(left, key=lambda at: abs(bands[at][1] - ideal) + LINE_COST * crossing[at]))
-    starts = [0, *(at + 1 for at in found)]
-    tallest = max(bands[end][1] - bands[start][0] for start, end in zip(starts, [*found, len(bands) - 1], strict=True))
-    return found if tallest < WORTH_IT * height else []
+            after.append(min(left, key=lambda at: abs(bands[at][1] - ideal) + LINE_COST * crossing[at]))
+    starts = [0, *(at + 1 for at in after)]
+    tallest = max(bands[end][1] - bands[start][0] for start, end in zip(starts, [*after, len(bands) - 1], strict=True))
+    return after if tallest < WORTH_IT * height else []
 
 
 GAP, STEEP, STEEPEST = 26.0, 0.07, 44.0  # between layers: at least, more per sideways distance, at most so much more
@@ -124,20 +127,20 @@ class _Stack:
 
     def _unbroken(self) -> set[int]:
         """Layers that stay above the next: at the border, and within a loop."""
-        found = {0} if self._at_top else set()
-        found |= {self._last - 1} if self._at_bottom else set()
+        unbroken = {0} if self._at_top else set()
+        unbroken |= {self._last - 1} if self._at_bottom else set()
         for lane in self._ordering.lanes:
             first, last = self._span(lane)
-            found |= set(range(first - 1, last + 1))
-        return found
+            unbroken |= set(range(first - 1, last + 1))
+        return unbroken
 
     def _crossing(self) -> list[list[tuple[float, int]]]:
         """The lines below each layer: where they leave, and of which flow."""
-        found: list[dict[int, float]] = [{} for _ in range(self._last + 1)]
+        crossing: list[dict[int, float]] = [{} for _ in range(self._last + 1)]
         for link in self._ordering.links:
             leaves, _ = link_ends(self._ordering, self._placed.extents, link)
-            found[self._ordering.spots[link.upper].layer][link.flow] = self._placed.x[link.upper] + leaves
-        return [sorted((x, flow) for flow, x in lines.items()) for lines in found]
+            crossing[self._ordering.spots[link.upper].layer][link.flow] = self._placed.x[link.upper] + leaves
+        return [sorted((x, flow) for flow, x in lines.items()) for lines in crossing]
 
     def _sides(self, layers: range) -> tuple[float, float]:
         x, extents = self._placed.x, self._placed.extents

@@ -55,12 +55,12 @@ class TraceBlocks(BlockTree[TraceBlock]):
         """The calls around an operation, from the whole down to itself."""
         leaf = self.leaf[operation]
         calls = self._calls_around(self._call_of[operation])
-        found: list[Instance] = []
+        instances: list[Instance] = []
         call = -1
         for block in self.chain(leaf)[:-1]:
             call = calls.get(block, call)  # a section happens in the call around it
-            found.append((block, call if block else -1))
-        return (*found, (leaf, operation))
+            instances.append((block, call if block else -1))
+        return (*instances, (leaf, operation))
 
     def pass_of(self, instance: Instance) -> int:
         """Which pass of its block an instance is, from 1."""
@@ -79,11 +79,11 @@ class TraceBlocks(BlockTree[TraceBlock]):
         return block.index
 
     def _calls_around(self, call: int) -> dict[int, int]:
-        if (found := self._calls.get(call)) is None:
+        if (calls := self._calls.get(call)) is None:
             parent = self.record.calls[call].parent
-            found = {**(self._calls_around(parent) if parent is not None else {}), self._of_call[call]: call}
-            self._calls[call] = found
-        return found
+            calls = {**(self._calls_around(parent) if parent is not None else {}), self._of_call[call]: call}
+            self._calls[call] = calls
+        return calls
 
     def _call_blocks(self) -> list[int]:
         """The block of each module call. When rolled, calls that run the same layers at the same place share one."""
@@ -92,16 +92,16 @@ class TraceBlocks(BlockTree[TraceBlock]):
         of_call: list[int] = []
         for index, call in enumerate(self.record.calls):
             around = 0 if call.parent is None else of_call[call.parent]
-            found = 0 if around == 0 and call.path == "" else None  # the model itself is the whole
-            if found is None and self._rolled:
+            block_of = 0 if around == 0 and call.path == "" else None  # the model itself is the whole
+            if block_of is None and self._rolled:
                 known = blocks.setdefault((around, call.path), [])
-                found = next((block for block, layers in known if layers & inside[index]), None)
-            if found is None:
-                found = self.add(around, BlockRole.MODULE, call.path).index
-            if found and self._rolled:
-                known.append((found, inside[index]))
-            of_call.append(found)
-            self.blocks[found].calls.append(index)
+                block_of = next((block for block, layers in known if layers & inside[index]), None)
+            if block_of is None:
+                block_of = self.add(around, BlockRole.MODULE, call.path).index
+            if block_of and self._rolled:
+                known.append((block_of, inside[index]))
+            of_call.append(block_of)
+            self.blocks[block_of].calls.append(index)
         return of_call
 
     def _layers_of_calls(self) -> list[set[int]]:
@@ -116,31 +116,31 @@ class TraceBlocks(BlockTree[TraceBlock]):
         return inside
 
     def _leaves(self) -> list[int]:
-        found: dict[object, int] = {}
+        block_of: dict[object, int] = {}
         leaf = []
         roles, parameters = (field_of_all(self.record.operations, name) for name in ("role", "parameters"))
         paths = [call.path for call in self.record.calls]
         for index, (call, layer) in enumerate(zip(self._call_of, self.naming.layer, strict=True)):
             around = self._of_call[call]
             key = (around, layer) if self._rolled else index
-            block = found.get(key)
+            block = block_of.get(key)
             if block is None:
                 role = _role(roles[index], has_parameters=bool(parameters[index]))
-                block = found[key] = self.add(around, role, paths[call]).index
+                block = block_of[key] = self.add(around, role, paths[call]).index
             self.blocks[block].operations.append(index)
             leaf.append(block)
         return leaf
 
     def _dissolve_singles(self) -> None:
         """A module that holds one operation is drawn as that operation."""
-        held = [0] * len(self.blocks)
+        leaves_in = [0] * len(self.blocks)
         for leaf in dict.fromkeys(self.leaf):
             block = self.blocks[leaf].parent
             while block >= 0:
-                held[block] += 1
+                leaves_in[block] += 1
                 block = self.blocks[block].parent
         for leaf in dict.fromkeys(self.leaf):
-            while (around := self.blocks[leaf].parent) > 0 and held[around] == 1 and not self._is_kept(around):
+            while (around := self.blocks[leaf].parent) > 0 and leaves_in[around] == 1 and not self._is_kept(around):
                 self.blocks[leaf].parent = self.blocks[around].parent
 
     def _is_kept(self, block: int) -> bool:
@@ -176,7 +176,7 @@ def _role(role: Role, *, has_parameters: bool) -> BlockRole:
 
 
 class TraceFlows:
-    """The edges of a trace with everything open, found for one group when it is needed."""
+    """The edges of a trace with everything open, made for one group when it is needed."""
 
     def __init__(self, tree: TraceBlocks) -> None:
         self._tree = tree

@@ -27,7 +27,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from layerscope.errors import LayerscopeError, SelectError
 from layerscope.server.catalogue import LOOK_EVERY_S, Catalogue, Compactor, State
-from layerscope.server.custom_view import OwnView
+from layerscope.server.custom_view import CustomView
 from layerscope.server.routes import routes
 from layerscope.server.wire import Change
 
@@ -91,7 +91,7 @@ class AccessGuard:
             return True
         if self._host not in ("0.0.0.0", "::"):
             return False
-        # Listening everywhere was asked for. Rebinding needs a name that somebody else owns: numbers are safe.
+        # Listening everywhere was asked for. Rebinding needs a name that an attacker owns: numbers are safe.
         return _is_number(name) or name == socket.gethostname().lower()
 
 
@@ -176,8 +176,8 @@ async def _gone(socket: WebSocket) -> None:
 
 def changes(before: dict[str, State], now: dict[str, State]) -> list[Change]:
     """What happened between two looks."""
-    told = [Change(name, state.status, state.revision) for name, state in now.items() if before.get(name) != state]
-    return told + [Change(name, "gone", "") for name in before if name not in now]
+    changed = [Change(name, state.status, state.revision) for name, state in now.items() if before.get(name) != state]
+    return changed + [Change(name, "gone", "") for name in before if name not in now]
 
 
 STATIC = Path(__file__).parent / "static"
@@ -193,7 +193,7 @@ def create_app(
     is a Python file with a view of the user's own, whose code is run.
     """
     catalogue = Catalogue(Path(root), compactor)
-    own_view = OwnView(view) if view else None
+    custom_view = CustomView(view) if view else None
 
     @contextlib.asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
@@ -203,7 +203,7 @@ def create_app(
 
     return Starlette(
         routes=[
-            *routes(catalogue, own_view),
+            *routes(catalogue, custom_view),
             Route("/api/{rest:path}", _nothing_here),
             WebSocketRoute("/api/live", LiveChannel(catalogue).serve),
             _page(),

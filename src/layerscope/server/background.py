@@ -30,7 +30,7 @@ GIVES_WAY = 19  # priority of a process: the lowest
 INTERRUPTED = (130, -signal.SIGINT, -signal.SIGTERM)
 
 
-def run_aside(command: list[str]) -> subprocess.CompletedProcess[str]:
+def run_in_process(command: list[str]) -> subprocess.CompletedProcess[str]:
     """What a command said that gave way to the server and a browser: both have much to do when a page is opened."""
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="backslashreplace"
@@ -41,11 +41,11 @@ def run_aside(command: list[str]) -> subprocess.CompletedProcess[str]:
     return subprocess.CompletedProcess(command, process.returncode, out, err)
 
 
-def compact_aside(run: Path) -> None:
+def compact_in_process(run: Path) -> None:
     """Compact a run without taking memory or time from the server; the error says what the other process said."""
     if not needs_compaction(run):
         return  # starting a process for each of thousands of runs takes minutes
-    done = run_aside([sys.executable, "-m", "layerscope.cli", "compact", str(run)])
+    done = run_in_process([sys.executable, "-m", "layerscope.cli", "compact", str(run)])
     # Ctrl-C in a terminal reaches the other process too: nothing is lost, and there is nothing to tell.
     if done.returncode not in (0, *INTERRUPTED):
         raise StoreError(done.stderr.strip().removeprefix("layerscope: ") or f"exit code {done.returncode}")
@@ -55,7 +55,7 @@ LARGE = 200_000  # rows of moments: below it, starting a process takes longer th
 
 
 def checked(run: Path) -> Diagnosis:
-    """What is wrong with a run, wherever that is found out."""
+    """The diagnosis of a run; a large one is checked in another process."""
     rows = sum(piece.rows for piece in Reader(run).moment_pieces(None))
     return check(run) if rows < LARGE else checked_in_another_process(run)
 
@@ -63,18 +63,18 @@ def checked(run: Path) -> Diagnosis:
 def checked_in_another_process(run: Path) -> Diagnosis:
     """The same, without taking memory or time from the server; the error says what the other process said."""
     command = [sys.executable, "-m", "layerscope.cli", "check", "--json", str(run)]
-    done = run_aside(command)
+    done = run_in_process(command)
     try:
-        (found,) = json.loads(done.stdout)
+        (plain,) = json.loads(done.stdout)
     except ValueError:
         raise StoreError(done.stderr.strip() or f"The check ended with exit code {done.returncode}.") from None
     return Diagnosis(
-        findings=tuple(map(_finding, found["findings"])),
-        not_checked=tuple(NotChecked(**each) for each in found["not_checked"]),
-        checked=found["checked"],
-        last_step=found["last_step"],
-        classes=found["classes"],
-        problems=tuple(found["problems"]),
+        findings=tuple(map(_finding, plain["findings"])),
+        not_checked=tuple(NotChecked(**each) for each in plain["not_checked"]),
+        checked=plain["checked"],
+        last_step=plain["last_step"],
+        classes=plain["classes"],
+        problems=tuple(plain["problems"]),
     )
 
 
@@ -159,7 +159,7 @@ class Diagnoses:
                 self._queued.discard(path)
 
 
-QUIET_S = 0.6
+IDLE_S = 0.6
 
 
 class IdleWorker:
@@ -168,17 +168,17 @@ class IdleWorker:
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._waiting: dict[str, Callable[[], object]] = {}
-        self._asked_s = 0.0
+        self._last_request_s = 0.0
         self._thread: threading.Thread | None = None
         self._closed = False
 
     def later(self, name: str, work: Callable[[], object]) -> None:
-        """Something was asked for; the work is to be done in quiet. Of several under one name, the last one is."""
+        """Do some work when no request has come for a while. Of several under one name, the last one is done."""
         with self._changed:
-            self._asked_s = time.monotonic()
+            self._last_request_s = time.monotonic()
             self._waiting[name] = work
             if self._thread is None and not self._closed:
-                self._thread = threading.Thread(target=self._run, name="layerscope-quiet", daemon=True)
+                self._thread = threading.Thread(target=self._run, name="layerscope-idle", daemon=True)
                 self._thread.start()
             self._changed.notify()
 
@@ -198,10 +198,10 @@ class IdleWorker:
                     log.exception("Work that was to be done ahead failed. What it was for will take longer.")
 
     def _next(self) -> Callable[[], object] | None:
-        """The first work that waits, when it is quiet; None when there will be none."""
+        """The first work that waits, when the server is idle; None when it closes."""
         with self._changed:
             while not self._closed:
-                rest = self._asked_s + QUIET_S - time.monotonic()
+                rest = self._last_request_s + IDLE_S - time.monotonic()
                 if self._waiting and rest <= 0:
                     return self._waiting.pop(next(iter(self._waiting)))
                 self._changed.wait(rest if self._waiting else None)
@@ -210,7 +210,7 @@ class IdleWorker:
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENAS = -1, -3, -8  # numbers of mallopt
 _LARGE = 1 << 23  # bytes that are taken from the system by themselves, and given back at once: each page of them costs
-_KEPT = 1 << 26  # of smaller ones, what requests need again and again, until it is quiet: new pages cost as much time
+_KEPT = 1 << 26  # of smaller ones, what requests need again and again, until the server is idle: new pages cost time
 
 
 def give_memory_back() -> None:

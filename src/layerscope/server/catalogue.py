@@ -1,4 +1,4 @@
-"""The runs below one folder: found anew at every look, opened when first asked for."""
+"""The runs below one folder: listed anew at every look, opened when first needed."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ class KnownRun:
     id: str
     entry: tuple[object, RunEntry] | None = None  # the line in the list, and the state it was made at
     graphs: tuple[object, list[Dependencies]] | None = None  # of named tensors, and the revision they were read at
-    problems: tuple[object, tuple[str, ...]] = (None, ())  # found while reading that revision, whoever asked
+    problems: tuple[object, tuple[str, ...]] = (None, ())  # met while reading that revision
     compacted: bool = False
 
     def problems_of(self, reader: Reader, revision: object) -> tuple[str, ...]:
-        """The problems that reading has found so far; a later reader of the same revision need not find them again."""
+        """The problems that reading has met so far, also by earlier readers of the same revision."""
         before = self.problems[1] if self.problems[0] == revision else ()
         self.problems = (revision, tuple(dict.fromkeys((*before, *reader.problems()))))
         return self.problems[1]
@@ -173,7 +173,7 @@ class Catalogue:
             yield known.graphs[1]
 
     def _open(self, name: str, path: Path) -> OpenRun:
-        """The run in a folder that was found, read anew when it is another one than before."""
+        """The run in a folder, read anew when it is another one than before."""
         made = read_manifest(path).id
         with self._lock:
             return self._opened.get(name, lambda: OpenRun(Reader(path, self._row_groups), name, self._views), made)

@@ -44,7 +44,7 @@ KEPT_RUNS, KEPT_PAGES = 4, 2 * MOST_ITEMS
 
 
 @dataclass(frozen=True, slots=True)
-class OwnItem:
+class CustomItem:
     """One thing that the user's view gave back."""
 
     kind: str  # "text", "image", "table", "tokens", "page"
@@ -55,17 +55,17 @@ class OwnItem:
 
 
 @dataclass(frozen=True, slots=True)
-class OwnResult:
+class CustomResult:
     """What the user's view made of a selection, or why it made nothing."""
 
     file: str
-    items: tuple[OwnItem, ...]
+    items: tuple[CustomItem, ...]
     problem: str  # the traceback of its exception, or that it takes long
     seconds: float
 
 
 @dataclass(frozen=True, slots=True)
-class OwnSaved:
+class CustomSaved:
     """Another stamp than before means that the user's file was saved again."""
 
     stamp: str
@@ -78,10 +78,10 @@ class _Call:
     began: float
     stamp: object  # of the file as it was
     done: threading.Event = field(default_factory=threading.Event)
-    result: OwnResult | None = None
+    result: CustomResult | None = None
 
 
-class OwnView:
+class CustomView:
     """The user's file, loaded anew when it was changed. One call at a time: matplotlib knows no threads."""
 
     def __init__(self, path: Path, patience_s: float = PATIENCE_S) -> None:
@@ -96,8 +96,8 @@ class OwnView:
         self._pages: LRUCache[int, str] = LRUCache(KEPT_PAGES)
         self._count = itertools.count()
 
-    def shown(self, selection: TensorSelection, run: Path) -> OwnResult:
-        """What the file makes of a selection; its exception, or that it takes too long, is told and never raised."""
+    def result(self, selection: TensorSelection, run: Path) -> CustomResult:
+        """What the file makes of a selection; an exception, or that it takes too long, is part of the result."""
         with self._free:
             if (busy := self._still_busy()) is not None:
                 return self._late(busy)
@@ -127,9 +127,9 @@ class OwnView:
         call = self._call
         return None if call is None or call.done.is_set() or call.stamp != self._stamp() else call
 
-    def saved(self) -> OwnSaved:
+    def saved(self) -> CustomSaved:
         """When the file was saved."""
-        return OwnSaved(str(self._stamp()))
+        return CustomSaved(str(self._stamp()))
 
     def page(self, number: int) -> str:
         """The HTML of a result that is a page of its own; the newest few are kept."""
@@ -145,10 +145,10 @@ class OwnView:
             return None
         return status.st_mtime_ns, status.st_size
 
-    def _late(self, call: _Call) -> OwnResult:
+    def _late(self, call: _Call) -> CustomResult:
         waited = time.monotonic() - call.began
         text = f"{self.name} is still running, busy with one selection for {waited:.0f} s. Choose again later."
-        return OwnResult(self.name, (), text, waited)
+        return CustomResult(self.name, (), text, waited)
 
     def _answer(self, call: _Call, selection: TensorSelection, run: Path) -> None:
         try:
@@ -156,19 +156,19 @@ class OwnView:
                 made = self._function(call.stamp)(selection, self._runs.get(run, lambda: _open_run(run)))
                 items, problem = tuple(map(self._kept, items_of(made))), ""
         except BaseException as error:  # noqa: BLE001 - the user's code: whatever it raises is shown in its tab
-            items, problem = (), _told(error, self.path)
-        call.result = OwnResult(self.name, items, problem, time.monotonic() - call.began)
+            items, problem = (), _traceback_text(error, self.path)
+        call.result = CustomResult(self.name, items, problem, time.monotonic() - call.began)
         with self._free:
             call.done.set()
             self._free.notify_all()
 
-    def _kept(self, item: OwnItem) -> OwnItem:
-        """The item; HTML is put aside and shown in a frame that may run its scripts but reach nothing of ours."""
+    def _kept(self, item: CustomItem) -> CustomItem:
+        """The item; HTML is kept, and shown in a frame that may run its scripts but reach nothing of ours."""
         if item.kind != "page":
             return item
         number = next(self._count)
         self._pages.put(number, item.text)
-        return replace(item, text=f"api/tensors/own-page?number={number}")
+        return replace(item, text=f"api/tensors/custom-page?number={number}")
 
     def _function(self, stamp: object) -> Callable[[TensorSelection, object], object]:
         if self._loaded is not None and self._loaded[0] == stamp:
@@ -178,7 +178,7 @@ class OwnView:
         if spec is None or spec.loader is None:
             raise SelectError(f"{self.path} is no Python file. Give one whose name ends in .py.")
         module = sys.modules[name] = importlib.util.module_from_spec(spec)  # where dataclasses look for it
-        # Compiled here: a cached compilation is told apart by whole seconds, and a file is saved more often than that.
+        # Compiled here: a cached compilation is recognized by whole seconds, and a file is saved more often than that.
         text = self.path.read_text(encoding="utf-8")
         exec(compile(text, str(self.path), "exec", dont_inherit=True), module.__dict__)
         function: Callable[[TensorSelection, object], object] | None = getattr(module, FUNCTION, None)
@@ -207,49 +207,49 @@ def _importing_from(folder: Path) -> Iterator[None]:
             sys.path.remove(str(folder))
 
 
-def _told(error: BaseException, file: Path) -> str:
+def _traceback_text(error: BaseException, file: Path) -> str:
     """The traceback from the user's file on: what is above it is ours."""
     frames = traceback.extract_tb(error.__traceback__)
     first = next((at for at, frame in enumerate(frames) if frame.filename == str(file)), None)
-    told = traceback.format_exception_only(error)
+    lines = traceback.format_exception_only(error)
     if first is not None:
-        told = ["Traceback (most recent call last):\n", *traceback.format_list(frames[first:]), *told]
-    return "".join(told)
+        lines = ["Traceback (most recent call last):\n", *traceback.format_list(frames[first:]), *lines]
+    return "".join(lines)
 
 
-def items_of(made: object) -> tuple[OwnItem, ...]:
+def items_of(made: object) -> tuple[CustomItem, ...]:
     """What a view gave back, as the page shows it."""
     if isinstance(made, list | tuple) and not (made and _is_tokens(made)):
         return tuple(item for one in made[:MOST_ITEMS] for item in items_of(one))
     return () if made is None else (_item(made),)
 
 
-def _item(made: object) -> OwnItem:
+def _item(made: object) -> CustomItem:
     package = type(made).__module__.partition(".")[0]
     if isinstance(made, str):
-        return (
-            OwnItem("image", _address(made.encode(), "svg+xml")) if _is_svg(made) else OwnItem("text", made[:MOST_TEXT])
-        )
+        if _is_svg(made):
+            return CustomItem("image", _address(made.encode(), "svg+xml"))
+        return CustomItem("text", made[:MOST_TEXT])
     if isinstance(made, bytes) and made.startswith(PNG):
-        return OwnItem("image", _address(made))
+        return CustomItem("image", _address(made))
     if isinstance(made, list | tuple):
         tokens = made[:MOST_TOKENS]
-        return OwnItem(
+        return CustomItem(
             "tokens",
             cells=tuple(str(text) for text, _ in tokens),
             weights=np.array([float(weight) for _, weight in tokens]),
         )
     if isinstance(made, np.ndarray):
-        return OwnItem("image", _address(_png(made)))
+        return CustomItem("image", _address(_png(made)))
     if hasattr(made, "savefig"):
-        return OwnItem("image", _figure(made))
+        return CustomItem("image", _figure(made))
     if package == "PIL":
-        return OwnItem("image", _address(_png(np.asarray(made.convert("RGBA")))))  # type: ignore[attr-defined]
+        return CustomItem("image", _address(_png(np.asarray(made.convert("RGBA")))))  # type: ignore[attr-defined]
     if package == "plotly":
-        return OwnItem("page", made.to_html(include_plotlyjs=True, full_html=True))  # type: ignore[attr-defined]
+        return CustomItem("page", made.to_html(include_plotlyjs=True, full_html=True))  # type: ignore[attr-defined]
     if hasattr(made, "__arrow_c_stream__"):
         return _table(made)
-    return OwnItem("text", repr(made)[:MOST_TEXT])
+    return CustomItem("text", repr(made)[:MOST_TEXT])
 
 
 def _is_tokens(made: list[object] | tuple[object, ...]) -> bool:
@@ -263,14 +263,14 @@ def _is_number(value: object) -> bool:
     return isinstance(value, int | float | np.floating | np.integer) or getattr(value, "ndim", None) == 0
 
 
-def _table(made: Any) -> OwnItem:  # Any: whatever speaks Arrow's protocol
+def _table(made: Any) -> CustomItem:  # Any: whatever speaks Arrow's protocol
     import pyarrow as pa
 
     table = pa.table(made)
     table = table.select(table.column_names[:MOST_COLUMNS]).slice(0, MOST_ROWS)
     names = table.column_names
     cells = tuple(cell_text(name, row[name]) for row in table.to_pylist() for name in names)
-    return OwnItem("table", columns=tuple(names), cells=cells)
+    return CustomItem("table", columns=tuple(names), cells=cells)
 
 
 def _figure(made: Any) -> str:  # Any: a class of an optional package

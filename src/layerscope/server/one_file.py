@@ -49,7 +49,7 @@ class OneFile:
     answers: Mapping[str, bytes]  # by `key_of` what is asked for
     start: str  # fragment of the address to begin with
     holds: str  # in words
-    hosted: bool = False  # whoever shows the page answers what is not in it
+    hosted: bool = False  # the program that shows the page answers what is not in it
 
 
 def key_of(place: str, query: Mapping[str, object]) -> str:
@@ -122,10 +122,10 @@ class OfflineApi:
             "query_string": urlencode(query).encode(),
         }
         for route in self._routes:
-            match, found = route.matches(scope)
+            match, matched = route.matches(scope)
             if match is Match.FULL:
                 try:
-                    return bytes(route.endpoint(Request({**scope, **found})).body)
+                    return bytes(route.endpoint(Request({**scope, **matched})).body)
                 except HTTPException as error:
                     raise SelectError(error.detail) from None
         raise SelectError(f"There is nothing at {place[:200]!r}.")
@@ -222,29 +222,29 @@ def _gathered(content: _Content, folder: Path, start: str, most_bytes: int, *, h
         for series in _in_order(folder, everything["series"])
         if _add_series(content, address, series, stats, room)
     ]
-    shown = {(series["series"], series["rank"]) for series in kept}
-    listed = [series for series in everything["series"] if (series["series"], series["rank"]) in shown]
+    numbers = {(series["series"], series["rank"]) for series in kept}
+    listed = [series for series in everything["series"] if (series["series"], series["rank"]) in numbers]
     # Who is hosted can ask for the rest, and must know of it.
     left_out = len(everything["series"]) - len(listed)
     sites = everything if hosted else {**everything, "series": listed, "stats": stats, "left_out": left_out}
     content.answers[key_of(f"{address}/sites", {})] = wire.encode(sites)
-    told = [f"{len(kept)} of {len(everything['series'])} histories"] if everything["series"] else []
-    told += [_add_trace(content, address, trace, most_bytes) for trace in reversed(traces)]
-    holds = "; ".join(told) or "a run without histories and traces"
+    contents = [f"{len(kept)} of {len(everything['series'])} histories"] if everything["series"] else []
+    contents += [_add_trace(content, address, trace, most_bytes) for trace in reversed(traces)]
+    holds = "; ".join(contents) or "a run without histories and traces"
     return SavedReport(one_file(STATIC, OneFile(content.answers, start, holds, hosted)), holds)
 
 
 def _settings(series: list[dict[str, Any]]) -> list[tuple[str, str, str]]:
     """Kinds, modes and contexts that occur together, those of one kind side by side."""
-    found = dict.fromkeys((one["kind"], one["mode"], one["context"]) for one in series)
-    kinds = list(dict.fromkeys(kind for kind, _, _ in found))
-    return sorted(found, key=lambda setting: kinds.index(setting[0]))
+    settings = dict.fromkeys((one["kind"], one["mode"], one["context"]) for one in series)
+    kinds = list(dict.fromkeys(kind for kind, _, _ in settings))
+    return sorted(settings, key=lambda setting: kinds.index(setting[0]))
 
 
 def _in_order(folder: Path, series: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Histories, those first that something was found wrong with, then the kinds that are looked at most."""
+    """Histories, those with findings first, then the kinds that are looked at most."""
     try:
-        suspects = {found.site for found in check(folder).findings}
+        suspects = {finding.site for finding in check(folder).findings}
     except LayerscopeError:  # what cannot be checked can still be shown
         suspects = set()
     rank = {kind: at for at, kind in enumerate(KINDS)}

@@ -17,7 +17,7 @@ from layerscope.views.scalar import Screen
 from layerscope.views.scales import AxisKind
 from layerscope.views.values import ValueRequest
 
-MOST_RUNS = 8  # more colors than that cannot be told apart
+MOST_RUNS = 8  # more colors than that look alike
 LONGEST_LIST = 20_000  # characters of a list of numbers
 FARTHEST_STEP = 2**53  # beyond it the page's numbers skip steps
 

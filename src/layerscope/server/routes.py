@@ -16,7 +16,7 @@ from layerscope.errors import LayerscopeError
 from layerscope.query.matrix import Question
 from layerscope.server import background, wire
 from layerscope.server.catalogue import Catalogue
-from layerscope.server.custom_view import OwnView
+from layerscope.server.custom_view import CustomView
 from layerscope.server.query_params import (
     axis_of,
     chosen,
@@ -103,16 +103,16 @@ OF_RUNS: Mapping[str, Callable[[Runs, Request], object]] = {
 }
 
 
-def routes(catalogue: Catalogue, custom_view: OwnView | None = None) -> list[Route]:
+def routes(catalogue: Catalogue, custom_view: CustomView | None = None) -> list[Route]:
     """Everything the page can ask for. The functions block, so Starlette runs them in its thread pool."""
     special = _SpecialRoutes(catalogue, custom_view)
     answers: dict[str, Callable[[Request], object]] = {
         "runs": lambda asked: run_overview.RunList(catalogue.title, __version__, tuple(catalogue.entries())),
         "tensors": special.tensors,
         "tensors/samples": special.samples,
-        "tensors/own": special.custom_view,
-        "tensors/own-saved": lambda asked: special.custom.saved(),
-        "tensors/own-page": special.custom_page,
+        "tensors/custom": special.custom_view,
+        "tensors/custom-saved": lambda asked: special.custom.saved(),
+        "tensors/custom-page": special.custom_page,
         "run/{name:path}/findings": special.findings,
     }
     for name, view in OF_RUNS.items():
@@ -166,7 +166,7 @@ def _is_rolled(request: Request) -> bool:
 class _SpecialRoutes:
     """Routes that need more than one or several runs."""
 
-    def __init__(self, catalogue: Catalogue, custom_view: OwnView | None) -> None:
+    def __init__(self, catalogue: Catalogue, custom_view: CustomView | None) -> None:
         self._catalogue, self._custom = catalogue, custom_view
 
     def sites(self, run: OpenRun, request: Request) -> bytes:
@@ -211,7 +211,7 @@ class _SpecialRoutes:
             return samples_view(runs, tensor_query_of(request), keys, request.query_params.get("stat") or DEFAULT_STAT)
 
     @property
-    def custom(self) -> OwnView:
+    def custom(self) -> CustomView:
         """The user's view; the error says how to give one."""
         if self._custom is None:
             raise HTTPException(404, "There is no custom view. Give one: `layerscope ui RUNS --view my_view.py`.")
@@ -222,7 +222,7 @@ class _SpecialRoutes:
         view, run = self.custom, self._catalogue.open(runs_of(request)[0])
         with run.lock:
             selection = named_tensor(run, tensor_query_of(request)).selection
-        return view.shown(selection, Path(run.reader.folder))
+        return view.result(selection, Path(run.reader.folder))
 
     def custom_page(self, request: Request) -> Response:
         """A page that the user's view made: its scripts run in a frame that has no origin and no network."""

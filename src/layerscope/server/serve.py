@@ -19,7 +19,7 @@ from rich.console import Console
 from layerscope.errors import StateError
 from layerscope.query.discover import must_be_folder
 from layerscope.server.app import create_app
-from layerscope.server.background import compact_aside
+from layerscope.server.background import compact_in_process
 from layerscope.server.catalogue import Compactor
 
 PORT = 8765
@@ -62,8 +62,8 @@ class PageServer:
         must_be_folder(root)
         app = create_app(root, host=host, compactor=compactor, view=view)
         self._socket = _listening(host, port)
-        shown = f"[{host}]" if ":" in host else host
-        self.address = f"http://{shown}:{self._socket.getsockname()[1]}/"
+        in_address = f"[{host}]" if ":" in host else host
+        self.address = f"http://{in_address}:{self._socket.getsockname()[1]}/"
         config = uvicorn.Config(app, log_config=None, access_log=False, server_header=False)
         self._server = _Server(config)
         self._thread = threading.Thread(target=self._run, name="layerscope-server", daemon=True)
@@ -127,7 +127,7 @@ def serve(
 
     `view` is a Python file with a view of your own: its code is run.
     """
-    with PageServer(root, host=host, port=port, compactor=compact_aside, view=view) as server:
+    with PageServer(root, host=host, port=port, compactor=compact_in_process, view=view) as server:
         ready(server.address)
         if open_browser:
             open_page(server.address)

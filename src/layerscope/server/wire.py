@@ -102,9 +102,9 @@ RECORDS: tuple[type, ...] = (
     run_overview.MetricsView,
     run_overview.NotesView,
     run_overview.NetworkView,
-    custom_view.OwnItem,
-    custom_view.OwnResult,
-    custom_view.OwnSaved,
+    custom_view.CustomItem,
+    custom_view.CustomResult,
+    custom_view.CustomSaved,
     samples.SampleColumn,
     samples.RunSamples,
     samples.SamplesView,
@@ -141,8 +141,8 @@ def decode(message: bytes) -> Any:  # Any: JSON's own shapes, with arrays in the
     size = int.from_bytes(message[:4], "little")
     start = _padded(4 + size)
 
-    def revived(found: dict[str, Any]) -> Any:
-        return columns[found["column"]] if set(found) == {"column"} else found
+    def revived(plain: dict[str, Any]) -> Any:
+        return columns[plain["column"]] if set(plain) == {"column"} else plain
 
     head = json.loads(message[4 : 4 + size])
     columns = [np.frombuffer(message, f"<{kind}", length, start + at) for kind, at, length in head["columns"]]
@@ -154,7 +154,7 @@ def _padded(size: int) -> int:
 
 
 def _plain(value: object, columns: list[npt.NDArray[Any]]) -> object:
-    """JSON's own shapes; arrays are put aside. Longer whole numbers become float64: the page has no 64-bit integers."""
+    """JSON's own shapes; arrays become columns, those of longer whole numbers as float64: the page has no int64."""
     if type(value) in _AS_IT_IS:
         return value
     if isinstance(value, np.ndarray):

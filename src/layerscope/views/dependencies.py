@@ -147,7 +147,7 @@ class ProjectGraphs:
 
 def _in_order(count: int, parents: Mapping[int, Mapping[int, None]]) -> list[int]:
     """Every node after its parents, those seen first going first; in a loop some parent has to come later."""
-    found: dict[int, None] = {}
+    ordered: dict[int, None] = {}
     opened: set[int] = set()
     waiting = list(reversed(range(count)))
     while waiting:
@@ -157,8 +157,8 @@ def _in_order(count: int, parents: Mapping[int, Mapping[int, None]]) -> list[int
         if above:
             waiting += reversed(above)
         else:
-            found.setdefault(waiting.pop())
-    return list(found)
+            ordered.setdefault(waiting.pop())
+    return list(ordered)
 
 
 def detail_of(key: Key, node: NamedNode | None) -> str:
@@ -175,7 +175,7 @@ def halves(name: str) -> tuple[str, str]:
     >>> halves("loss_per_sample"), halves("loss")
     (('loss_per_', 'sample'), ('loss', ''))
     """
-    ends = (found.end() for found in re.finditer(r"[^a-zA-Z0-9]+|[a-z](?=[A-Z])", name))
+    ends = (match.end() for match in re.finditer(r"[^a-zA-Z0-9]+|[a-z](?=[A-Z])", name))
     at = min(ends, key=lambda end: max(end, len(name) - end), default=len(name))
     return name[:at], name[at:]
 

@@ -24,7 +24,7 @@ class FindingCounts:
 
 @dataclass(frozen=True, slots=True)
 class EvidenceEntry:
-    """Where a number was found that a finding rests on."""
+    """Where a number was recorded that a finding rests on."""
 
     site: str
     class_name: str  # of the site's module, "" where it is not known
@@ -36,7 +36,7 @@ class EvidenceEntry:
 
 @dataclass(frozen=True, slots=True)
 class FindingEntry:
-    """Something a rule found: what, where, since when, why, and what to do."""
+    """One finding of a rule: what, where, since when, why, and what to do."""
 
     rule: str
     severity: str
@@ -87,7 +87,7 @@ def findings_view(name: str, diagnosis: Diagnosis) -> FindingsView:
     lacking = {each.rule for each in diagnosis.not_checked}
     for cause in diagnosis.findings:
         entries.append(_entry(cause, diagnosis.classes, consequence=False))
-        entries += [_entry(found, diagnosis.classes, consequence=True) for found in cause.consequences]
+        entries += [_entry(finding, diagnosis.classes, consequence=True) for finding in cause.consequences]
     return FindingsView(
         run=name,
         verdict=diagnosis.verdict,
@@ -100,22 +100,22 @@ def findings_view(name: str, diagnosis: Diagnosis) -> FindingsView:
     )
 
 
-def _entry(found: Finding, classes: Mapping[str, str], *, consequence: bool) -> FindingEntry:
+def _entry(finding: Finding, classes: Mapping[str, str], *, consequence: bool) -> FindingEntry:
     return FindingEntry(
-        rule=found.rule,
-        severity=found.severity.value,
-        site=found.site,
-        class_name=classes.get(found.site, ""),
-        kind=found.kind,
-        context=found.context,
-        step=found.step,
-        title=found.title,
-        why=found.why,
-        advice=found.advice,
+        rule=finding.rule,
+        severity=finding.severity.value,
+        site=finding.site,
+        class_name=classes.get(finding.site, ""),
+        kind=finding.kind,
+        context=finding.context,
+        step=finding.step,
+        title=finding.title,
+        why=finding.why,
+        advice=finding.advice,
         consequence=consequence,
         evidence=tuple(
             EvidenceEntry(each.site, classes.get(each.site, ""), each.kind, each.context, each.step, each.stat)
-            for each in found.evidence
+            for each in finding.evidence
         ),
-        numbers=np.array([each.value for each in found.evidence], np.float64),
+        numbers=np.array([each.value for each in finding.evidence], np.float64),
     )

@@ -265,11 +265,11 @@ def difference_view(
     steps = np.intersect1d(first.steps, second.steps)
     (a, a_states), (b, b_states) = (_part(matrix, common, steps) for matrix in pair)
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-        found = np.log2(np.abs(a) / np.abs(b)) if ratio else a - b
-    found = np.where(a == b, np.float32(0.0), found)
+        differences = np.log2(np.abs(a) / np.abs(b)) if ratio else a - b
+    differences = np.where(a == b, np.float32(0.0), differences)
     states = np.maximum(a_states, b_states)
-    states[(a_states == MISSING) | (b_states == MISSING) | (np.isinf(found) & (states == VALUE))] = MISSING
-    whole = replace(first, tensors=tuple(common), steps=steps, values=_finite(found), states=states)
+    states[(a_states == MISSING) | (b_states == MISSING) | (np.isinf(differences) & (states == VALUE))] = MISSING
+    whole = replace(first, tensors=tuple(common), steps=steps, values=_finite(differences), states=states)
     sites = {tensor[0] for tensor in first.tensors}, {tensor[0] for tensor in second.tensors}
     return DifferenceView(
         *names,

@@ -42,9 +42,9 @@ def limits_of(magnitudes: derived.BitRows, format_: str) -> Limits | None:
     """The limits of a format; None for no format."""
     if format_ == NO_FORMAT:
         return None
-    held = RANGES[format_]
-    to_zero, subnormal, too_large = lost(magnitudes, held).T.copy()
-    return Limits(format_, held.smallest, held.smallest_normal, held.largest, to_zero, subnormal, too_large)
+    limits = RANGES[format_]
+    to_zero, subnormal, too_large = lost(magnitudes, limits).T.copy()
+    return Limits(format_, limits.smallest, limits.smallest_normal, limits.largest, to_zero, subnormal, too_large)
 
 
 def usual_format(dtype: str) -> str:

@@ -177,7 +177,7 @@ class ModuleGraph:
     def numbers(self, matrices: Sequence[Matrix], step: int | None, every: int = 1) -> PartNumbers:
         """A statistic at one step, of the kind of the first matrix; others hold that of parts without this kind.
 
-        The scale of the colors is found once for all steps.
+        The scale of the colors is computed once for all steps.
         """
         if self._coloring is None or not self._coloring.is_of(matrices):
             self._coloring = Coloring(self.tree, matrices)
@@ -349,8 +349,8 @@ class Coloring:
     def __init__(self, tree: ModuleBlocks, matrices: Sequence[Matrix]) -> None:
         self._columns: list[dict[int, int]] = []  # of each matrix, by block
         for matrix in matrices:
-            taken = {block for columns in self._columns for block in columns}
-            self._columns.append({block: at for block, at in _columns(tree, matrix).items() if block not in taken})
+            colored = {block for columns in self._columns for block in columns}
+            self._columns.append({block: at for block, at in _columns(tree, matrix).items() if block not in colored})
         self._scale = color_scale(np.concatenate([_values(*each) for each in self._each(matrices)]))
         self._of = [weakref.ref(matrix.values) for matrix in matrices]
 
@@ -362,7 +362,7 @@ class Coloring:
 
     def numbers(self, matrices: Sequence[Matrix], step: int | None, every: int) -> PartNumbers:
         """The numbers at a step, the last one for None; one step of each `every` counts. There must be a step."""
-        found = [
+        rows = [
             (
                 block,
                 int(matrix.steps[row]),
@@ -373,17 +373,17 @@ class Coloring:
             for matrix, columns in self._each(matrices)
             for block, column, row in _recorded(matrix, columns, step, every)
         ]
-        parts, steps, contexts, sites, ports, values = zip(*found, strict=True) if found else ((),) * 6
-        asked, known = matrices[0].question, np.unique(np.array(steps or matrices[0].steps, np.int64))
+        parts, steps, contexts, sites, ports, values = zip(*rows, strict=True) if rows else ((),) * 6
+        question, known = matrices[0].question, np.unique(np.array(steps or matrices[0].steps, np.int64))
         return PartNumbers(
-            kind=asked.kind,
-            stat=asked.stat,
-            mode=asked.mode,
-            context=asked.context,
+            kind=question.kind,
+            stat=question.stat,
+            mode=question.mode,
+            context=question.context,
             step=int(known[at_or_before(known, step)]),
             parts=np.array(parts, np.int64),
             steps=np.array(steps, np.int64),
-            contexts=contexts if {*contexts} - {asked.context} else (),
+            contexts=contexts if {*contexts} - {question.context} else (),
             sites=sites,
             ports=ports,
             values=np.array(values, np.float64),

@@ -95,12 +95,12 @@ def reduced(values: npt.NDArray[Any], statistic: str) -> float:
 
 def sample_column(key: str, kept: Kept, rows: Sequence[Row], statistic: str) -> SampleColumn:
     """The numbers of one tensor in the given rows."""
-    found = [kept.values.get(row) for row in rows]
-    size = max((values.size for values in found if values is not None), default=1)
+    of_rows = [kept.values.get(row) for row in rows]
+    size = max((values.size for values in of_rows if values is not None), default=1)
     if size > MOST_CELLS or any(row in kept.statistics for row in rows):
         return SampleColumn(key, statistic, 1, np.array([kept.reduced(row, statistic) for row in rows], np.float64))
     cells = np.full((len(rows), size), np.nan)
-    for at, values in enumerate(found):
+    for at, values in enumerate(of_rows):
         if values is not None and values.size == size:
             cells[at] = _real(values)
     return SampleColumn(key, "", size, cells.ravel())
@@ -178,8 +178,8 @@ def _first_two(resolved: ResolvedQuery, choices: tuple[str, ...]) -> tuple[str, 
     """What to begin with: the selected tensor, and the loss of each sample."""
     chosen = resolved.selection
     own = f"{chosen.node}@{chosen.role}" if chosen.role else chosen.node
-    wanted = [own if own in choices else "", *(key for key in choices if "loss" in key.lower()), *choices]
-    return tuple(dict.fromkeys(filter(None, wanted)))[:2]
+    preferred = [own if own in choices else "", *(key for key in choices if "loss" in key.lower()), *choices]
+    return tuple(dict.fromkeys(filter(None, preferred)))[:2]
 
 
 def _no_samples(run: str, problem: str) -> RunSamples:

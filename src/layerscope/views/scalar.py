@@ -21,7 +21,7 @@ class Screen:
     height: int = 96
     first: int | None = None
     last: int | None = None
-    every: int = 1  # of so many steps the first is shown
+    every: int = 1  # the first of each this many steps is shown
     smooth: float = 0.0  # weight that the running mean of a curve gives to what was before
 
     def shows(self, steps: Ints) -> slice:

@@ -26,7 +26,7 @@ SMALLEST_OCTAVE = -1018  # below it float64 cannot tell the parts of an octave a
 TICKS, TICKS_ACROSS = 7, 10  # on a vertical axis, and on one with room for more
 PARTS = (8, 4, 2)  # of an octave
 SPARSE = np.array([0.001, 0.05])  # of the smallest magnitudes: the exponent axis leaves out the first share,
-TAIL = 0.5, 8  # and gives the second at most this share of the octaves of all others, or so many octaves
+TAIL = 0.5, 8  # and gives the second at most this share of the octaves of all others, or this many octaves
 APART = (1, 2, 5, 10, 20, 50, 100, 200, 500)  # octaves between two ticks
 
 
@@ -107,14 +107,14 @@ def _symmetric_ticks(edges: Floats, knee: float) -> Floats:
     """Zero and powers of ten on both sides of it, from the outside in, as long as they do not crowd."""
     along = np.arcsinh(edges[[0, -1]] / knee)
     room = (along[1] - along[0]) * 0.07
-    ticks, taken = [0.0], [0.0]
+    ticks, places = [0.0], [0.0]
     for sign, end in ((-1.0, -edges[0]), (1.0, edges[-1])):
         decade = np.floor(np.log10(end)) if end > 0 else -np.inf
         while decade >= np.log10(knee):
             place = sign * np.arcsinh(10.0**decade / knee)
-            if min(abs(place - other) for other in taken) >= room:
+            if min(abs(place - other) for other in places) >= room:
                 ticks.append(sign * 10.0**decade)
-                taken.append(place)
+                places.append(place)
             decade -= 1
     return np.sort(np.array(ticks))
 
@@ -197,8 +197,8 @@ def color_scale(
     if color_by is None:
         return None
     if not isinstance(color_by, str):
-        found = {block.index: _mean([color_by[op] for op in block.operations if op in color_by]) for block in blocks}
-        return ColorRange("value", {block: value for block, value in found.items() if value is not None})
+        means = {block.index: _mean([color_by[op] for op in block.operations if op in color_by]) for block in blocks}
+        return ColorRange("value", {block: value for block, value in means.items() if value is not None})
     _check(color_by)
     gathered = {block.index: _gathered(record, block, color_by) for block in blocks}
     return ColorRange(color_by, {block: value for block, value in gathered.items() if value is not None})

@@ -48,11 +48,11 @@ class Neurons:
 
 @dataclass(frozen=True, slots=True)
 class TensorPanel:
-    """What a run has of a selection; where it lacks something the nearest is shown and `told` says so."""
+    """What a run has of a selection; where it lacks something the nearest is shown, and `differences` says so."""
 
     run: str
     problem: str  # why there is nothing to show
-    told: tuple[str, ...]
+    differences: tuple[str, ...]  # from what was asked for
     type: str  # of the steps to choose from, "" for any
     step_type: str
     step: int
@@ -88,7 +88,7 @@ class TensorsView:
     panels: tuple[TensorPanel, ...]
     stat: str
     curves: Curves
-    own_view: str  # name of the user's file with a view of their own, "" without one
+    custom_view: str  # name of the user's file with a custom view, "" without one
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +180,7 @@ def tensor_panel(
     return TensorPanel(
         run=chosen.run,
         problem="",
-        told=resolved.differences,
+        differences=resolved.differences,
         type=choices.type,
         step_type=chosen.type,
         step=chosen.step,

@@ -191,6 +191,6 @@ def _sites(reader: Reader) -> RenderableType:
     if not kinds:
         return Text("No sites yet: nothing has been recorded.", "dim")
     rows = [[Text(site), cell(shapes[site]), Text(", ".join(kinds[site]))] for site in list(kinds)[:MOST_ROWS]]
-    shown = Grid({"site": False, "shape": True, "kinds": False}, rows)
+    grid = Grid({"site": False, "shape": True, "kinds": False}, rows)
     left_out = len(kinds) - MOST_ROWS
-    return Group(shown, Text(f"… and {left_out} more sites", "dim")) if left_out > 0 else shown
+    return Group(grid, Text(f"… and {left_out} more sites", "dim")) if left_out > 0 else grid

@@ -75,12 +75,12 @@ def crumbs(tree: TraceBlocks, block: int) -> tuple[Crumb, ...]:
     """The blocks around a block and itself, from the whole on."""
 
     def title(at: int) -> str:
-        found = tree.blocks[at]
+        block = tree.blocks[at]
         if not at:
             return tree.record.model
-        if found.role is BlockRole.SECTION:
-            return f"operations {found.operations[0]}–{found.operations[-1]}"
-        return found.path
+        if block.role is BlockRole.SECTION:
+            return f"operations {block.operations[0]}–{block.operations[-1]}"
+        return block.path
 
     return tuple(Crumb(at, title(at)) for at in tree.chain(block))
 

@@ -87,17 +87,17 @@ def overview(record: TraceRecord, naming: Naming) -> TraceOverview:
     computed = next(ranking.total for ranking in rankings if ranking.field == "size_bytes")
     elements = elements_of(record, {parameter.name for parameter in record.parameters})
     calls = sum(bool(call.class_name) for call in record.calls)  # the first is what was traced, a module or not
-    held = quantity(sum(parameter.size_bytes for parameter in record.parameters), "B")
-    found = (
+    size = quantity(sum(parameter.size_bytes for parameter in record.parameters), "B")
+    facts = (
         ("Operations", f"{len(record.operations):,} in {calls:,} calls of modules"),
-        ("Parameters", f"{elements:,} elements ({held})" if elements else ""),
+        ("Parameters", f"{elements:,} elements ({size})" if elements else ""),
         ("FLOPs", f"{flops:,.0f}" if flops else ""),
         ("Time", f"{quantity(record.elapsed_s, 's')}, tracing included"),
         ("Results", f"{quantity(computed, 'B')} in all, if none were freed"),
         ("Seed", "" if record.seed is None else str(record.seed)),
     )
     return TraceOverview(
-        facts=tuple(Fact(name, text) for name, text in found if text),
+        facts=tuple(Fact(name, text) for name, text in facts if text),
         rankings=tuple(ranking for ranking in rankings if ranking.operations),
     )
 
@@ -182,9 +182,9 @@ class OperationView:
 
 @dataclass(frozen=True, slots=True)
 class OperationList:
-    """Operations that a search found."""
+    """Operations that match a search."""
 
-    found: int
+    matches: int  # of which the first are listed
     operations: tuple[OperationLink, ...]
 
 
@@ -199,7 +199,7 @@ def facts(record: TraceRecord, op: Operation) -> tuple[Fact, ...]:
     used = [parameter for parameter in record.parameters if parameter.name in op.parameters]
     elements = elements_of(record, op.parameters)
     named = ", ".join(f"{parameter.name} {shape_text(parameter.shape)}" for parameter in used)
-    found = [
+    pairs = [
         ("Time", quantity(op.elapsed_s, "s") if op.elapsed_s else ""),
         ("Memory", quantity(op.size_bytes, "B")),
         ("FLOPs", f"{op.flops:,}" if op.flops else ""),
@@ -211,7 +211,7 @@ def facts(record: TraceRecord, op: Operation) -> tuple[Fact, ...]:
         ("In place", "yes" if op.in_place else ""),
         ("Random", "yes" if op.is_random else ""),
     ]
-    return tuple(Fact(name, text) for name, text in found if text)
+    return tuple(Fact(name, text) for name, text in pairs if text)
 
 
 @dataclass

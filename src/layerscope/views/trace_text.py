@@ -45,8 +45,8 @@ def structure(record: TraceRecord, naming: Naming, relations: Relations) -> str:
     branches = sum(map(relations.is_branch, range(len(relations.children))))
     kind = f"purely {Recurrence.FEEDFORWARD.value}"
     if loops:
-        found = flow(record.operations, naming.layer, naming.members)
-        kind = f"{found.value}, {loops} {'layer' if loops == 1 else 'layers'} with several passes"
+        recurrence = flow(record.operations, naming.layer, naming.members)
+        kind = f"{recurrence.value}, {loops} {'layer' if loops == 1 else 'layers'} with several passes"
     return f"{kind}, {f'{branches} branchings' if branches else 'without branching'}"
 
 

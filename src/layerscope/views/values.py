@@ -111,7 +111,7 @@ def cut(shape: Sequence[int], picture: str | None, index: Sequence[int], first_t
 
 
 def value_view(cut: ValueSlice, part: Array, width: int, height: int) -> ValueView:
-    """The picture of the part that was cut out, for so many pixels."""
+    """The picture of the part that was cut out, in this many pixels."""
     real, note = _real(part)
     tiles = real.reshape((cut.tiles, *_last_two(real.shape)))
     rows, columns = tiles.shape[1:]
@@ -175,13 +175,13 @@ def _largest(blocks: Floats) -> Floats:
     """The element of each cell that must not be missed: NaN, else the largest magnitude."""
     size = np.where(np.isnan(blocks), np.inf, np.abs(blocks))
     size[np.isinf(blocks)] = np.finfo(np.float64).max
-    found: Floats = np.take_along_axis(blocks, size.argmax(-1)[..., None], -1)[..., 0]
-    return found
+    largest: Floats = np.take_along_axis(blocks, size.argmax(-1)[..., None], -1)[..., 0]
+    return largest
 
 
 def _edge(blocks: Floats, nothing: float, reduce: np.ufunc) -> Floats:
-    found: Floats = reduce.reduce(np.where(np.isfinite(blocks), blocks, nothing), -1).ravel()
-    return np.where(np.isfinite(found), found, np.nan)
+    edge: Floats = reduce.reduce(np.where(np.isfinite(blocks), blocks, nothing), -1).ravel()
+    return np.where(np.isfinite(edge), edge, np.nan)
 
 
 def _numbers(real: Floats, finite: Floats) -> Floats:

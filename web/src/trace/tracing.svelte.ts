@@ -132,7 +132,7 @@ export class Tracing {
     const links = this.operations.value?.operations.filter(fits) ?? [];
     return {
       links: links.slice(0, MOST_FOUND),
-      count: isFile ? links.length : (this.operations.value?.found ?? 0),
+      count: isFile ? links.length : (this.operations.value?.matches ?? 0),
     };
   });
 

@@ -11,7 +11,7 @@ from functools import partial
 
 import pytest
 
-from layerscope.server.background import QUIET_S, IdleWorker
+from layerscope.server.background import IDLE_S, IdleWorker
 
 
 def test_work_is_done_when_it_is_quiet_and_of_one_name_only_the_last() -> None:
@@ -25,7 +25,7 @@ def test_work_is_done_when_it_is_quiet_and_of_one_name_only_the_last() -> None:
         quiet.later("answer", partial(tell, name))
     name, done_s = done.get(timeout=30)
     assert name == "third"
-    assert done_s >= asked_s + QUIET_S
+    assert done_s >= asked_s + IDLE_S
     quiet.later("another", partial(tell, "fourth"))
     assert done.get(timeout=30)[0] == "fourth"
     quiet.close()

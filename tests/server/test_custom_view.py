@@ -21,7 +21,7 @@ from layerscope.errors import SelectError
 from layerscope.query.tensor_query import TensorSelection
 from layerscope.server import custom_view
 from layerscope.server.app import create_app
-from layerscope.server.custom_view import OwnView, items_of
+from layerscope.server.custom_view import CustomView, items_of
 from tests.server.conftest import HOST
 from tests.server.named_runs import write_named
 from tests.server.test_routes import asked, refused
@@ -49,25 +49,25 @@ def test_it_gets_the_selection_and_the_run(run: Path, tmp_path: Path) -> None:
         "    return f'{selection.type} {selection.sample} {kept.array.shape}'\n",
     )
     with TestClient(create_app(run.parent, view=file), base_url=HOST) as client:
-        assert asked(client, "/api/tensors?run=a")["own_view"] == "mine.py"
-        answer = asked(client, "/api/tensors/own?run=a&step=30&node=memory&sample=1&iteration=2")
+        assert asked(client, "/api/tensors?run=a")["custom_view"] == "mine.py"
+        answer = asked(client, "/api/tensors/custom?run=a&step=30&node=memory&sample=1&iteration=2")
     assert [item["text"] for item in answer["items"]] == ["short 1 (3, 8)"]
 
 
 def test_nothing_is_run_unless_it_was_asked_for(run: Path) -> None:
     with TestClient(create_app(run.parent), base_url=HOST) as client:
-        assert asked(client, "/api/tensors?run=a")["own_view"] == ""
-        assert "--view" in refused(client, "/api/tensors/own?run=a", 404)
+        assert asked(client, "/api/tensors?run=a")["custom_view"] == ""
+        assert "--view" in refused(client, "/api/tensors/custom?run=a", 404)
 
 
 def test_a_file_that_is_saved_again_is_loaded_again(run: Path, tmp_path: Path) -> None:
     file = saved(tmp_path / "mine.py", "def view(selection, run): return 'one'")
-    own = OwnView(file)
+    own = CustomView(file)
     before = own.saved()
-    assert own.shown(CHOSEN, run).items[0].text == "one"
+    assert own.result(CHOSEN, run).items[0].text == "one"
     saved(file, "def view(selection, run): return 'two'")
     assert own.saved() != before
-    assert own.shown(CHOSEN, run).items[0].text == "two"
+    assert own.result(CHOSEN, run).items[0].text == "two"
 
 
 @pytest.mark.parametrize(
@@ -82,24 +82,24 @@ def test_a_file_that_is_saved_again_is_loaded_again(run: Path, tmp_path: Path) -
 )
 def test_an_exception_is_shown_and_the_next_call_works(run: Path, tmp_path: Path, body: str, told: str) -> None:
     file = saved(tmp_path / "mine.py", body)
-    own = OwnView(file)
-    result = own.shown(CHOSEN, run)
+    own = CustomView(file)
+    result = own.result(CHOSEN, run)
     assert told in result.problem
     assert result.items == ()
     assert "custom_view.py" not in result.problem or "layerscope" not in body
     saved(file, "def view(selection, run): return 'well'")
-    assert own.shown(CHOSEN, run).problem == ""
+    assert own.result(CHOSEN, run).problem == ""
 
 
 def test_a_view_that_takes_too_long_is_told_and_does_not_block_a_mended_one(run: Path, tmp_path: Path) -> None:
     file = saved(tmp_path / "mine.py", "import threading\ndef view(s, r): threading.Event().wait(60)")
-    own = OwnView(file, patience_s=0.05)
-    assert "busy" in own.shown(CHOSEN, run).problem
-    assert "busy" in own.shown(CHOSEN, run).problem
+    own = CustomView(file, patience_s=0.05)
+    assert "busy" in own.result(CHOSEN, run).problem
+    assert "busy" in own.result(CHOSEN, run).problem
     assert sum(thread.name == "layerscope-view" for thread in threading.enumerate()) == 1
     own._patience_s = 30.0
     saved(file, "def view(selection, run): return 'quick'")
-    assert own.shown(CHOSEN, run).items[0].text == "quick"
+    assert own.result(CHOSEN, run).items[0].text == "quick"
 
 
 @pytest.fixture
@@ -121,22 +121,22 @@ def view(s, r): custom_view.gate.wait(60); return str(s.step)"""
 def test_while_one_call_hangs_further_ones_are_answered_at_once(
     run: Path, tmp_path: Path, gate: threading.Event
 ) -> None:
-    own = OwnView(saved(tmp_path / "mine.py", GATED), patience_s=0.1)
-    assert "still running" in own.shown(CHOSEN, run).problem
+    own = CustomView(saved(tmp_path / "mine.py", GATED), patience_s=0.1)
+    assert "still running" in own.result(CHOSEN, run).problem
     assert own._call is not None
     own._patience_s, own._call.began = 60.0, own._call.began - 100.0
     with ThreadPoolExecutor(8) as pool:
-        done, waiting = wait([pool.submit(own.shown, CHOSEN, run) for _ in range(16)], timeout=20.0)
+        done, waiting = wait([pool.submit(own.result, CHOSEN, run) for _ in range(16)], timeout=20.0)
         gate.set()
     assert not waiting
     assert all("still running" in one.result().problem for one in done)
 
 
 def test_few_callers_wait_for_a_call_and_then_get_their_own(run: Path, tmp_path: Path, gate: threading.Event) -> None:
-    own = OwnView(saved(tmp_path / "mine.py", GATED), patience_s=60.0)
+    own = CustomView(saved(tmp_path / "mine.py", GATED), patience_s=60.0)
     answered = 1 + custom_view.MOST_WAITING
     with ThreadPoolExecutor(9) as pool:
-        asking = [pool.submit(own.shown, replace(CHOSEN, step=step), run) for step in range(9)]
+        asking = [pool.submit(own.result, replace(CHOSEN, step=step), run) for step in range(9)]
         told = list(islice(as_completed(asking, timeout=60.0), 9 - answered))
         gate.set()
         results = [one.result(60.0) for one in asking]
@@ -164,7 +164,7 @@ def test_a_file_may_define_dataclasses_and_import_what_lies_beside_it(run: Path,
     )
     before = list(sys.path)
     try:
-        result = OwnView(saved(tmp_path / "mine.py", body)).shown(CHOSEN, run)
+        result = CustomView(saved(tmp_path / "mine.py", body)).result(CHOSEN, run)
     finally:
         for name in ("beside_the_view", "late_beside_the_view"):
             sys.modules.pop(name, None)
@@ -219,14 +219,14 @@ def test_a_page_of_its_own_gets_a_policy_without_network_and_origin(run: Path, t
     )
     file = saved(tmp_path / "mine.py", body)
     with TestClient(create_app(run.parent, view=file), base_url=HOST) as client:
-        (item,) = asked(client, "/api/tensors/own?run=a")["items"]
+        (item,) = asked(client, "/api/tensors/custom?run=a")["items"]
         page = client.get(f"/{item['text']}")
         assert page.text == "<p>drawn</p>"
         policy = page.headers["content-security-policy"]
         assert "sandbox allow-scripts;" in policy
         assert "default-src 'none'" in policy
         assert "connect-src" not in policy
-        assert "gone" in refused(client, "/api/tensors/own-page?number=99", 404)
+        assert "gone" in refused(client, "/api/tensors/custom-page?number=99", 404)
 
 
 def test_a_file_that_is_not_there_is_one_sentence(
