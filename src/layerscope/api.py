@@ -108,8 +108,8 @@ class _Target(NamedTuple):
 
         sink = FolderSink(create(self.folder, resume=self.resume is not False), also=self.also)
         if sink.run.path.name != self.folder.name:
-            text = f"{self.folder} is taken: this run is recorded to {sink.run.path}."
-            warnings.warn(text, LayerscopeWarning, stacklevel=8)
+            text = f"{self.folder} exists: this run is recorded to {sink.run.path}."
+            warnings.warn(text, LayerscopeWarning, stacklevel=9)
         return sink
 
 

@@ -71,12 +71,13 @@ def test_two_recorders_cannot_write_one_run(tmp_path: Path) -> None:
         ls.watch(Mlp(), to=tmp_path / "run", resume=True)
 
 
-def test_a_taken_name_gets_a_suffix_and_the_user_is_told(tmp_path: Path) -> None:
+def test_the_name_of_an_existing_run_gets_a_suffix_and_a_warning_at_the_call(tmp_path: Path) -> None:
     with ls.watch(Mlp(), to=tmp_path / "run") as run:
         assert run.path == tmp_path / "run"
-    with pytest.warns(LayerscopeWarning, match="run is taken: this run is recorded to .*run-2"):
+    with pytest.warns(LayerscopeWarning, match="run exists: this run is recorded to .*run-2") as caught:
         again = ls.watch(Mlp(), to=tmp_path / "run")
     again.close()
+    assert caught[0].filename == __file__
     assert again.path == tmp_path / "run-2"
     assert "run-2" in repr(again)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["run", "run-2"]
