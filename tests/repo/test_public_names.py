@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import inspect
 import json
 import pkgutil
 import subprocess
@@ -9,6 +10,7 @@ import pytest
 
 import layerscope
 from layerscope import errors
+from layerscope.capture.core.recorder import Recorder
 from tests.repo.source import ROOT
 
 HEAVY = ("torch", "pyarrow", "duckdb", "starlette", "uvicorn", "numpy", "rich")
@@ -82,3 +84,22 @@ def test_an_error_is_caught_by_its_built_in_class_and_shows_its_message(
         raise error("it's gone")
     assert str(caught.value) == "it's gone"
     assert isinstance(caught.value, layerscope.LayerscopeError)
+
+
+#: Functions whose keywords are the user's own: inputs of a model, and metrics.
+OPEN_KEYWORDS = {"trace", "summary", "Recorder.step"}
+
+
+def test_every_public_function_shows_its_whole_signature() -> None:
+    classes = {"Recorder": Recorder, "Run": layerscope.Run, "Trace": layerscope.Trace}
+    functions = {name: getattr(layerscope, name) for name in layerscope.__all__ if name.islower()}
+    for name, owner in classes.items():
+        functions |= {f"{name}.{method}": getattr(owner, method) for method in dir(owner) if method[0] != "_"}
+    hidden = {
+        name
+        for name, function in functions.items()
+        if inspect.isfunction(function)
+        and inspect.Parameter.VAR_KEYWORD in {each.kind for each in inspect.signature(function).parameters.values()}
+    }
+    assert hidden == OPEN_KEYWORDS
+    assert len(inspect.signature(layerscope.watch).parameters) <= 15
