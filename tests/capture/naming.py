@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,10 +15,13 @@ from torch import nn
 from layerscope.capture.core.named_tensors import Detail
 from layerscope.capture.core.recorder import Recorder
 from layerscope.capture.core.schedule import Every, KeepIf, schedule_of
-from layerscope.capture.torch.listener import record
+from layerscope.capture.torch.listener import TorchListener
 from layerscope.capture.torch.targets import choose
 from layerscope.model.records import CustomStatistics, Event, Kind, SampleStats, StepInfo, call_site
+from tests.capture.recording import record_with
 from tests.capture.sinks import ListSink, Value
+
+record = partial(record_with, TorchListener)
 
 Array = npt.NDArray[Any]
 LinkText = tuple[str, str]

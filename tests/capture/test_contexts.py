@@ -16,12 +16,11 @@ from torch.optim import Optimizer
 from torch.utils.checkpoint import checkpoint
 
 import layerscope as ls
-from layerscope.capture.torch.listener import record
 from layerscope.capture.torch.targets import Models, choose
 from layerscope.errors import ArgumentError, SelectError
 from layerscope.model.records import CallGraph, Event, Kind, Mode
 from tests.capture.models import Mlp
-from tests.capture.naming import recording
+from tests.capture.naming import record, recording
 from tests.capture.sinks import ListSink
 from tests.capture.test_hard_loops import Checkpointed
 from tests.capture.test_reading_points import watching

@@ -22,12 +22,12 @@ from torch.optim import Optimizer
 import layerscope as ls
 from layerscope.capture.core.recorder import Recorder
 from layerscope.capture.core.schedule import Schedule, schedule_of
-from layerscope.capture.torch.listener import record
 from layerscope.capture.torch.targets import choose
 from layerscope.errors import ArgumentError
 from layerscope.model import summary_spec
 from layerscope.model.records import CallGraph, Event, Kind, Mode, Series
 from tests.capture.models import MODELS, Mlp
+from tests.capture.naming import record
 from tests.capture.sinks import ListSink
 from tests.capture.test_truth import hooks_of
 from tests.capture.training import differences, trained, unwatched

@@ -13,11 +13,11 @@ from torch.optim import Optimizer
 from torch.utils.checkpoint import checkpoint
 
 from layerscope.capture.core.recorder import Recorder
-from layerscope.capture.torch.listener import record
 from layerscope.capture.torch.targets import Choices, choose
 from layerscope.model import summary_spec
 from layerscope.model.records import Kind, Metric, Mode, Phase
 from tests.capture.models import Hooked, Mlp, Recurrent, Structured
+from tests.capture.naming import record
 from tests.capture.sinks import ListSink
 
 

@@ -9,6 +9,7 @@ import numpy as np
 from layerscope.model.records import Floats, Kind
 from layerscope.store.folder import create
 from layerscope.store.writer import FolderSink
+from tests.capture.recording import record_with
 from tests.capture.toy_framework import Module, Tensor, ToyListener, select
 
 STEPS, RATE = 3, 0.1
@@ -57,7 +58,7 @@ def batch(step: int) -> Floats:
 def train(folder: Path) -> None:
     model = Net(first_weights())
     selection = select(model, frozenset(Kind))
-    with ToyListener.record(selection, 1, FolderSink(create(folder))) as run:
+    with record_with(ToyListener, selection, 1, FolderSink(create(folder))) as run:
         for step in range(STEPS):
             x = run.record("x", Tensor(batch(step)), type="input")
             output = run.record("output", model(x))

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Hashable, Iterable, Mapping
-from dataclasses import dataclass
-from types import MappingProxyType
-from typing import Any, NamedTuple
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from typing import Any
 
 import numpy as np
 
-from layerscope.capture.core.named_tensors import KnownDependencies, NamedStep
-from layerscope.model.records import CustomStatistics, Kind, Mode, Phase, Record, Series, Sink, Summaries
+from layerscope.capture.core.named_tensors import StepData
+from layerscope.model.records import CustomStatistics, Kind, Mode, Phase, Series, Sink, Summaries
 from layerscope.stats import merging
 from layerscope.stats.kernel import Arena
 
@@ -20,39 +18,21 @@ Rows = dict[int, list[int]]  # series → rows of the arena
 Identity = tuple[str, str, Kind, Mode, Phase, str, str, str]  # the last: context, local part and data type
 
 
-class StepSummaries(NamedTuple):
-    """What a step came to."""
-
-    summaries: int
-    bytes: int
-    records: tuple[Record, ...] = ()
-    dependence: KnownDependencies | None = None  # between tensors that were named, if any were
-
-
-@dataclass(frozen=True, slots=True)
-class EndedStep:
-    """A step that has ended: it is recorded, or may still be."""
-
-    step: int
-    summaries: StepSummaries
-    named: NamedStep
-
-
 class EndedSteps:
     """The last `keep_last` steps that were not recorded, but may still be."""
 
     def __init__(self, size: int) -> None:
         self.size = size
-        self._steps: deque[EndedStep] = deque()
+        self._steps: deque[StepData] = deque()
 
-    def add(self, ended: EndedStep) -> None:
+    def add(self, ended: StepData) -> None:
         """Keep a step in memory until it is too old."""
         self._steps.append(ended)
         self.remove_before(ended.step - self.size + 1)
 
-    def remove_from(self, first: int) -> list[EndedStep]:
+    def remove_from(self, first: int) -> list[StepData]:
         """Remove and return the steps from the given number on."""
-        removed: list[EndedStep] = []
+        removed: list[StepData] = []
         while self._steps and self._steps[-1].step >= first:
             removed.insert(0, self._steps.pop())
         return removed
@@ -71,7 +51,7 @@ class Collector:
     """
 
     def __init__(self, sink: Sink) -> None:
-        self._sink = sink
+        self.sink = sink
         self.arena = Arena()  # takes turns by itself
         self._numbers: dict[Identity, int] = {}
         self._rows: Rows = {}
@@ -82,39 +62,37 @@ class Collector:
         self._phases: dict[int, Phase | None] = {}  # of series that a scale may be on
         self._lock = threading.Lock()  # forward hooks may run in several threads
 
-    def count(self, row: int, identity: Identity, shape: tuple[int, ...]) -> None:
-        """Count a summary in the arena into a series."""
+    def count(self, row: int, identity: Identity, shape_of: Callable[[Any], tuple[int, ...]], tensor: Any) -> None:
+        """Count a summary in the arena into a series; the shape is asked for when the series is new."""
         with self._lock:
+            number = self._numbers.get(identity)
+            if number is None:
+                number = self._add(identity, shape_of(tensor))
             rows = self._rows if self.aside is None else self._aside.setdefault(self.aside, {})
-            rows.setdefault(self._number(identity, shape), []).append(row)
+            rows.setdefault(number, []).append(row)
 
     def number(self, identity: Identity, shape: tuple[int, ...]) -> int:
         """Number of a series."""
         with self._lock:
-            return self._number(identity, shape)
+            number = self._numbers.get(identity)
+            return self._add(identity, shape) if number is None else number
 
     def count_into(self, number: int, row: int) -> None:
         """Count a summary into a series whose number is known."""
         with self._lock:
             self._rows.setdefault(number, []).append(row)
 
-    def _number(self, identity: Identity, shape: tuple[int, ...]) -> int:
-        number = self._numbers.get(identity)
-        if number is None:
-            site, port, kind, mode, phase, context, local, dtype = identity
-            series = Series(site, port, kind, mode, phase, dtype, tuple(shape), context, local)
-            number = self._numbers[identity] = self._sink.series_id(series)
-            self._phases[number] = _scaled_at(identity)
+    def _add(self, identity: Identity, shape: tuple[int, ...]) -> int:
+        site, port, kind, mode, phase, context, local, dtype = identity
+        series = Series(site, port, kind, mode, phase, dtype, shape, context, local)
+        number = self._numbers[identity] = self.sink.series_id(series)
+        self._phases[number] = _scaled_at(identity)
         return number
 
     def add_custom(self, row: int, name: str, value: float) -> None:
         """Keep a number that a summary does not hold with the tensor of the row."""
         with self._lock:
             self._custom.setdefault(row, {})[name] = value
-
-    def put(self, record: Record) -> None:
-        """Hand a record of another kind to the sink."""
-        self._sink.put(record)
 
     def has_rows(self, *, aside: bool = True) -> bool:
         """Whether anything was counted in the step in progress, or put aside."""
@@ -144,12 +122,12 @@ class Collector:
     def _put_late(self, summaries: merging.Encoded, custom: Mapping[int, Mapping[str, float]]) -> None:
         late, self._late = self._late, {}
         for step, rows in late.items():
-            self._sink.put(_gathered(step, rows, summaries, {}))
+            self.sink.put(_gathered(step, rows, summaries, {}))
             if custom:
-                self._sink.put(_custom(step, rows, custom))
+                self.sink.put(_custom(step, rows, custom))
 
-    def finish(self, step: int, scales: Mapping[Phase, float | None] = MappingProxyType({})) -> StepSummaries:
-        """The step's summaries; and start over.
+    def finish(self, data: StepData, scales: Mapping[Phase, float | None]) -> None:
+        """Add the summaries to the step, and start over.
 
         `scales` are the factors that were on gradients, by when these were read: they are divided by them, and left out
         if the factor is not known.
@@ -165,11 +143,12 @@ class Collector:
             rows = {number: rows[number] for number in factors}
         else:
             factors = {}
-        if not rows:
-            return StepSummaries(0, 0)
-        record = _gathered(step, rows, summaries, factors)
-        records = (record, _custom(step, rows, custom)) if custom else (record,)
-        return StepSummaries(len(summaries.m), record.moments.nbytes + record.bits.nbytes, records)
+        if rows:
+            record = _gathered(data.step, rows, summaries, factors)
+            data.records.append(record)
+            data.summaries, data.bytes = len(summaries.m), data.bytes + record.moments.nbytes + record.bits.nbytes
+            if custom:
+                data.records.append(_custom(data.step, rows, custom))
 
 
 def _join(rows: Rows, others: Rows) -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from operator import attrgetter
 from typing import ParamSpec
 
 from layerscope.capture.core.framework import Framework, Operations, Tensor
-from layerscope.capture.core.named_tensors import Graphs, NamedStep, NamedTensor
-from layerscope.model.records import DependencyLink, NamedNode, TensorType
+from layerscope.capture.core.named_tensors import NamedGraph, NamedTensor, StepData
+from layerscope.model.records import DependencyLink, NamedNode, Sink, StepInfo, TensorType
 
 P = ParamSpec("P")
 MOST_PARAMETERS = 24  # in one node: a larger part of the model is shown by its children
@@ -126,7 +127,7 @@ class NamedSubgraph:
             tuple[str, str], tuple[int, ...]
         ] = {}  # shapes as first seen: a smaller batch is no new graph
 
-    def graphs(self, now: NamedStep, parameters: Mapping[Tensor, str], links: Links) -> Graphs:
+    def graphs(self, now: StepData, parameters: Mapping[Tensor, str], links: Links) -> tuple[NamedGraph | None, ...]:
         """The graph of each iteration, initial values first."""
         names = list(parameters.values())
         if self._group.keys() != set(names):
@@ -137,7 +138,7 @@ class NamedSubgraph:
         for entry in now.entries.values():
             by_iteration.setdefault(entry.iteration, []).append(entry)
         return tuple(
-            (self._nodes(members, links, labels), self._links(members, links, labels))
+            NamedGraph(self._nodes(members, links, labels), self._links(members, links, labels))
             if (members := by_iteration.get(iteration))
             else None
             for iteration in range(max(now.iterations, 1) + 1)
@@ -174,3 +175,54 @@ class NamedSubgraph:
         """Node and role of a parameter; a node whose name a recorded tensor has gets a dot at its end."""
         group = self._group[name]
         return (f"{group}." if group in labels else group), name[len(group) + 1 :]
+
+
+_SURE = 2  # steps that gave what was known
+_RARELY = 10  # the factor between one check and the next, from then on
+_MOST_WAITING = 16
+_MOST_KNOWN = 4096
+
+
+class DependencyCache:
+    """Graphs by the order in which tensors were named, and how sure that is for each type of step."""
+
+    def __init__(self, sink: Sink) -> None:
+        self._sink = sink
+        self.known: dict[int, tuple[int, ...]] = {}
+        self._sure: dict[str, int] = {}  # steps of the type since one had something new
+        self._waiting: list[tuple[StepInfo, int]] = []  # written, but of an order whose graphs are not known
+
+    def wants(self, type: str) -> bool:
+        """Whether the next step of the type is to be traced."""
+        sure = self._sure.get(type, 0)
+        while sure >= _SURE and sure % _RARELY == 0:
+            sure //= _RARELY
+        return sure < _SURE
+
+    def learn(self, data: StepData) -> None:
+        """Take in what a step showed."""
+        before = self.known.get(data.order)
+        if data.is_traced:
+            self.known[data.order] = self._numbers(data)
+            if len(self.known) > _MOST_KNOWN:
+                del self.known[next(iter(self.known))]
+        same = before is not None and before == self.known.get(data.order)
+        self._sure[data.type] = self._sure.get(data.type, 0) + 1 if same else 0
+        if data.is_traced:
+            self._settle(data.order)
+
+    def put(self, data: StepData, reason: str) -> None:
+        """Hand over the record of a step, and once more when its graphs are known: the last one counts."""
+        info = data.info(reason, self.known.get(data.order) or self._numbers(data))
+        self._sink.put(info)
+        if data.order not in self.known:
+            self._waiting = [*self._waiting[1 - _MOST_WAITING :], (info, data.order)]
+
+    def _settle(self, order: int) -> None:
+        for info, its_order in self._waiting:
+            if its_order == order and info.graphs != self.known[order]:
+                self._sink.put(replace(info, graphs=self.known[order]))
+        self._waiting = [waiting for waiting in self._waiting if waiting[1] != order]
+
+    def _numbers(self, data: StepData) -> tuple[int, ...]:
+        return tuple(-1 if graph is None else self._sink.dependencies_id(*graph) for graph in data.graphs or ())

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from layerscope.errors import SelectError
-from layerscope.model.records import Kind
+from layerscope.model.records import Kind, ModuleNode
 from layerscope.stats.kernel import Arena, format_number
 
 Tensor = Any  # each framework has its own
@@ -40,7 +40,6 @@ class Handle(Protocol):
 
     def remove(self) -> None:
         """Take the hook away."""
-        ...
 
 
 class Port(NamedTuple):
@@ -72,35 +71,61 @@ class Targets:
     roots: Mapping[Any, str]  # of all modules, those whose forwards are those of the model
 
 
+class Selection(Protocol):
+    """What is recorded of a model, looked up anew whenever its modules or parameters were replaced."""
+
+    kinds: frozenset[Kind]
+
+    @property
+    def model(self) -> Any:
+        """The model, as the framework knows it."""
+
+    @property
+    def models(self) -> tuple[object, ...]:
+        """The models of the user, which keep the recorder alive until its first step ends."""
+
+    @property
+    def is_bare(self) -> bool:
+        """Whether there is no model: only what the user names is recorded."""
+
+    @property
+    def is_training(self) -> bool:
+        """Whether the model is in training mode."""
+
+    def targets(self) -> Targets:
+        """The modules, parameters and buffers as they are now."""
+
+    def named_parameters(self) -> Iterable[tuple[str, Tensor]]:
+        """All parameters of the model, each once."""
+
+    def module_nodes(self) -> tuple[ModuleNode, ...]:
+        """The modules, in the order of registration."""
+
+
 class Operations(Protocol):
     """The operations of one thread while they are traced: every tensor is a node, numbered as they are made."""
 
     @property
     def trouble(self) -> Exception | None:
         """Why the operations are not known, if they are not."""
-        ...
 
-    def __len__(self) -> int: ...
+    def __len__(self) -> int:
+        """How many nodes there are."""
 
     def node_of(self, tensor: Tensor) -> int | None:
         """The node of a tensor; None if no traced operation made it."""
-        ...
 
     def add(self, tensor: Tensor) -> int:
         """The node of a tensor; one that came from outside becomes a node now."""
-        ...
 
     def parents(self, node: int) -> Sequence[int]:
         """The nodes that an operation made this one of."""
-        ...
 
     def parameters(self, node: int) -> Iterable[Tensor]:
         """Parameters and buffers that it used beside."""
-        ...
 
     def leave(self) -> None:
         """Trace no more."""
-        ...
 
 
 class Framework(ABC):

@@ -250,13 +250,13 @@ class GradientReader:
 
     def _emit(self, gradient: Tensor, keys: list[SeriesKey]) -> None:
         norms: Tensor | None = None
+        part, local = self._framework.local_part(gradient)
         for key in keys:
             if key.kind in self._kinds:
                 self.summarizer.add(gradient, key)
             norm = _NORM.get(key.kind)
             if norm in self._kinds:
                 assert norm is not None
-                part, local = self._framework.local_part(gradient)
                 if self._framework.is_oversized(part):
                     what = f"{norm.value} of {key.site!r}"
                     self.summarizer.report_once(

@@ -13,20 +13,17 @@ from types import FrameType
 from typing import Any
 
 from layerscope.capture.core.call_graph import CallGraphRecorder
-from layerscope.capture.core.collector import Collector, StepSummaries
+from layerscope.capture.core.collector import Collector
 from layerscope.capture.core.contexts import Contexts, Evaluations, Within
 from layerscope.capture.core.forwards import Forwards
-from layerscope.capture.core.framework import Framework
+from layerscope.capture.core.framework import Framework, Selection
 from layerscope.capture.core.gradients import GradientReader
 from layerscope.capture.core.guard import ListenerGuard
-from layerscope.capture.core.named_reader import NamedReader, Selection, Settings
-from layerscope.capture.core.named_tensors import Detail, NamedStep, attach_listeners
-from layerscope.capture.core.recorder import Opened, Recorder
-from layerscope.capture.core.schedule import Every, Schedule, schedule_of
+from layerscope.capture.core.named_reader import NamedReader
+from layerscope.capture.core.named_tensors import Detail, StepData, attach_listeners
+from layerscope.capture.core.schedule import Schedule
 from layerscope.capture.core.summarizer import Summarizer, SummaryOptions
 from layerscope.model.records import CallGraph, Event, Kind, Phase, Sink
-
-_DEFAULTS = SummaryOptions()
 
 _IN_EVALUATIONS = frozenset((Kind.INPUT, Kind.OUTPUT, Kind.TENSOR))
 _abandoned: deque[ExitStack] = deque()
@@ -58,7 +55,9 @@ class ModelListener:
         collector: Collector,
         report: Callable[[str, str], None],
         options: SummaryOptions,
-        settings: Settings,
+        detail: Detail,
+        *,
+        holds: bool = False,
     ) -> None:
         def warn(text: str) -> None:
             report("warning", text)
@@ -72,7 +71,7 @@ class ModelListener:
         self._contexts = Contexts(framework)
         self._summarizer = Summarizer(framework, collector, warn, options)
         self._gradients = GradientReader(self._summarizer, self._guard, selection.kinds)
-        self.named = NamedReader(self._gradients, self._guard, selection, settings, self._contexts)
+        self.named = NamedReader(self._gradients, self._guard, selection, self._contexts, detail, holds=holds)
         self._graph = CallGraphRecorder(framework, report)
         most = options.evaluation if selection.kinds & _IN_EVALUATIONS else 0
         self._evaluations = Evaluations(framework, collector, self._contexts, most)
@@ -92,7 +91,7 @@ class ModelListener:
         detail: Detail,
         sink: Sink,
         options: SummaryOptions,
-        recorder: weakref.ref[Recorder],
+        recorder: weakref.ref[Any],
     ) -> ModelListener:
         """A listener that reads the selection into the sink, for a recorder that it does not keep alive."""
 
@@ -104,24 +103,7 @@ class ModelListener:
         if not selection.is_bare:
             sink.put(CallGraph(selection.module_nodes()))
         options = replace(options, evaluation=schedule.evaluation)
-        return cls(selection, Collector(sink), report, options, Settings(detail, schedule.keep_last > 0))
-
-    @classmethod
-    def record(
-        cls,
-        selection: Selection,
-        every: Every,
-        sink: Sink,
-        detail: Detail | None = None,
-        options: SummaryOptions = _DEFAULTS,
-    ) -> Recorder:
-        """A recorder that reads the selection into the sink."""
-        schedule, detail = schedule_of(every), detail or Detail()
-
-        def open(recorder: weakref.ref[Recorder]) -> Opened:
-            return Opened(sink, cls.open(selection, schedule, detail, sink, options, recorder), models=selection.models)
-
-        return Recorder(open, schedule, detail, cls.framework.next_node)
+        return cls(selection, Collector(sink), report, options, detail, holds=schedule.keep_last > 0)
 
     def _hook_forwards(self, hooks: ExitStack) -> None:
         """Put hooks on modules in place, until the stack is closed."""
@@ -256,7 +238,7 @@ class ModelListener:
         trained = with_step and self._before is not None and self._before != self._written()
         graph = self._news() if self._settle(trained=trained) else None
         if graph is not None:
-            self._collector.put(graph)
+            self._collector.sink.put(graph)
             self._graph.keep(graph.calls, graph.edges)
         self._stop_listening()
         self._contexts.is_followed = False
@@ -271,7 +253,7 @@ class ModelListener:
         settled = self._evaluations.settle(recorded=recorded, held=held, trained=trained)
         for (step, site, context), text in settled.items():
             where = f"{site} in context {context}" if context else site
-            self._collector.put(Event(step, "evaluation", f"{text} of {where}", time.time()))
+            self._collector.sink.put(Event(step, "evaluation", f"{text} of {where}", time.time()))
         return bool(settled)
 
     def end_step(self, step: int, *, recorded: bool = False, held: bool = False) -> None:
@@ -300,19 +282,18 @@ class ModelListener:
         self._targets = self._selection.targets()
         self._evaluations.roots = self._targets.roots
 
-    def finish(self, step: int, now: NamedStep) -> StepSummaries:
-        """Read what is read at the end of a step and hand over all of it."""
-        self._taken = StepSummaries(0, 0)
-        self._guard.run(self._finish, step, now)
+    def finish(self, data: StepData) -> None:
+        """Read what is read at the end of a step, and add the records of the step to it."""
+        self._guard.run(self._finish, data)
         if not self._guard.failed:
             self.discard()
-        return self._taken
 
-    def keep(self, taken: StepSummaries) -> None:
+    def keep(self, data: StepData, reason: str) -> None:
         """A step that has ended is recorded: what it adds to the graph is not handed over again."""
-        for record in taken.records:
+        for record in data.records:
             if isinstance(record, CallGraph):
                 self._graph.keep(record.calls, record.edges)
+        self.named.keep(data, reason)
 
     def has_heard(self) -> bool:
         """Whether anything was read in the step in progress."""
@@ -322,7 +303,7 @@ class ModelListener:
         """Seconds the listener has taken in the training's threads since it was last asked."""
         return self._guard.taken_s()
 
-    def _finish(self, step: int, now: NamedStep) -> None:
+    def _finish(self, data: StepData) -> None:
         scales = self._read_parameters()
         scale = scales.get(Phase.BACKWARD, 1.0)
         if scale is None:
@@ -330,16 +311,15 @@ class ModelListener:
                 "warning", "Gradients of outputs and inputs are left out: AMP's scale in this step is not known."
             )
         self.named.contributions.end_backwards()
-        finishing = now.entries or now.unread or self.named.contributions.is_named
-        deep, size = self.named.finish(step, now, scale) if finishing else ([], 0)
-        taken = self._collector.finish(step, scales)
-        if now.entries:
-            records = (*taken.records, *deep)
-            taken = StepSummaries(taken.summaries, taken.bytes + size, records, self.named.dependence(now))
+        has_named = bool(data.entries or data.unread or self.named.contributions.is_named)
+        if has_named:
+            self.named.finish()
+        self._collector.finish(data, scales)
+        if has_named:
+            self.named.add_records(scale)
         graph = self._news()
         if graph is not None:
-            taken = taken._replace(records=(*taken.records, graph))
-        self._taken = taken
+            data.records.append(graph)
         self._report_unseen()
         self._report_mixed()
 

@@ -1,39 +1,38 @@
-"""Who wants to hear of tensors that the user names in the middle of a forward."""
+"""Tensors that the user names: how much is kept of them, and the step in which they are."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy.typing as npt
 
 from layerscope.capture.core.schedule import Balance, Late
-from layerscope.errors import ArgumentError, SelectError, StateError
-from layerscope.model.records import STEP_TYPE, DependencyLink, NamedNode, Sink, StepInfo, TensorType
+from layerscope.errors import ArgumentError, StateError
+from layerscope.model.records import DependencyLink, NamedNode, Record, StepInfo, TensorType
 
-if TYPE_CHECKING:
-    from layerscope.capture.core.named_reader import NamedReader
-
-Hear = Callable[[object, str], None]
+ReadAttached = Callable[[object, str], None]
 
 
 class AttachListeners:
-    """Those who listen right now."""
+    """The functions that read what `attach()` names."""
 
     def __init__(self) -> None:
-        self.listeners: tuple[Hear, ...] = ()  # replaced as a whole, so that threads may read it at any time
+        self.listeners: tuple[ReadAttached, ...] = ()  # replaced as a whole, so that threads may read it at any time
 
     @contextmanager
-    def listening(self, hear: Hear) -> Iterator[None]:
-        """Have the function told of every tensor that is named inside the block."""
-        self.listeners = (*self.listeners, hear)
+    def listening(self, read: ReadAttached) -> Iterator[None]:
+        """Have the function called with every tensor that is named inside the block."""
+        self.listeners = (*self.listeners, read)
         try:
             yield
         finally:
-            self.listeners = tuple(other for other in self.listeners if other is not hear)
+            self.listeners = tuple(other for other in self.listeners if other is not read)
 
 
-#: The one audience that all recorders of a process share.
+#: Of all recorders of the process.
 attach_listeners = AttachListeners()
 
 
@@ -73,35 +72,18 @@ def level_of(word: object) -> int:
     raise ArgumentError(f"There is no detail {word!r}. Details are: {', '.join(LEVELS)}.")
 
 
-class RecordArguments(NamedTuple):
-    """What a call of `record` says of its tensor."""
-
-    name: str
-    type: str
-    role: str
-    batch_dim: int | None
-    initial: bool
-    detail: str | None
-
-
-class NodeSpec(NamedTuple):
-    """The same, looked up."""
-
-    type: TensorType
-    level: int
-    word: str  # for the part
-
-
 class NamedTensor:
     """One tensor that was named in the step."""
 
     is_training = True
 
-    def __init__(self, key: Key, node: NodeSpec, number: int, shape: tuple[int, ...], batch_dim: int | None) -> None:
+    def __init__(
+        self, key: Key, type: TensorType, level: int, number: int, shape: tuple[int, ...], batch_dim: int | None
+    ) -> None:
         self.key = key
         self.iteration, self.name, self.role, self.context = key
-        self.type = node.type
-        self.level = node.level
+        self.type = type
+        self.level = level  # of detail
         self.number = number  # in the order of naming
         self.shape = shape
         self.batch_dim = batch_dim
@@ -113,29 +95,65 @@ class NamedTensor:
         return f"{self.name}@{self.context}" if self.context else self.name
 
 
-@dataclass(slots=True)
-class NamedStep:
-    """What was named in the step in progress, and what was said about the step."""
+class NamedSummary:
+    """What was read of one tensor or gradient."""
 
-    reader: NamedReader
+    row = series = -1
+    loss = ""  # of a gradient
+    local = ""  # what of the tensor this process has, if not all of it
+    first = 0  # place of the first sample's statistics
+    batch = -1  # place of the batch's, if there is one
+    singular: float | None = None
+    array: npt.NDArray[Any] | None = None  # the batch first; a copy
+    held = 0  # samples in it, the first ones
+
+    def __init__(self, entry: NamedTensor, dtype: str, *, is_value: bool) -> None:
+        self.entry = entry
+        self.dtype = dtype
+        self.is_value = is_value  # and no gradient
+        self.level = entry.level
+
+
+class NamedGraph(NamedTuple):
+    """What was named in one iteration of a step, and what it depends on."""
+
+    nodes: tuple[NamedNode, ...]
+    links: tuple[DependencyLink, ...]
+
+
+@dataclass(slots=True)
+class StepData:
+    """A step that is recorded, or may still be: what was named and read in it, and its records when it has ended."""
+
+    step: int
+    type: str
     detail: Detail
-    holds: bool  # whether all samples are held until the step ends
-    known: Container[int]  # hashes of what is said in steps whose graphs are known
-    nodes: dict[tuple[object, ...], NodeSpec]  # what was said in steps before this one, looked up
-    type: str = STEP_TYPE
+    holds: bool  # whether all samples are kept until the step ends
     iterations: int = 0
     is_inside: bool = False  # of an iteration
     interrupted: bool = False  # an error went through an iteration
     entries: dict[Key, NamedTensor] = field(default_factory=dict)
     said: list[Hashable] = field(default_factory=list)  # all of it, in order: equal steps have equal graphs
+    read: list[NamedSummary] = field(default_factory=list)
     losses: dict[str, None] = field(default_factory=dict)
     unread: dict[str, None] = field(default_factory=dict)  # names in what a compiler has made, where nothing is read
     late: Late | None = None
+    order: int = 0  # a hash of what was named in which order
+    graphs: tuple[NamedGraph | None, ...] | None = None  # of iteration 0, 1 …; without links where it was not traced
+    is_traced: bool = False  # from its beginning to its end
+    records: list[Record] = field(default_factory=list)
+    summaries: int = 0  # tensors summarized
+    bytes: int = 0  # of the records
 
     @property
     def batch(self) -> int:
         """Samples in the batch: those of the first tensor that has one."""
         return next((entry.batch for entry in self.entries.values() if entry.batch), 0)
+
+    @property
+    def categories(self) -> tuple[str, ...]:
+        """Of each chosen sample, if the user gave them."""
+        return () if self.late is None else self.late.categories
 
     @contextmanager
     def iteration(self) -> Iterator[None]:
@@ -154,70 +172,6 @@ class NamedStep:
         finally:
             self.is_inside = False
             self.interrupted |= not ended
-
-    def record(self, tensor: object, said: tuple[Any, ...]) -> None:  # Any: the fields of `Said`, as they come
-        """Take in a named tensor."""
-        if self.reader.computes_again():
-            self._again(tensor, RecordArguments(*said))
-            return
-        name, _, role, batch_dim, initial, _ = said
-        try:
-            node = self.nodes[said]
-        except (KeyError, TypeError):  # it is new, or no such thing can be said
-            node = _looked_up(RecordArguments(*said), level_of(self.detail.level))
-            self.nodes[said] = node
-        key = (0 if initial else self.iterations or 1, name, role, self.reader.context)
-        if key in self.entries:
-            raise StateError(
-                f"{_spoken(name, role)} is recorded twice in iteration {key[0]} of the step. Give one of them "
-                "another name or role, or open an iteration() or a context() for each pass."
-            )
-        entry = NamedTensor(key, node, len(self.entries), *self.reader.form(tensor, batch_dim, name))
-        self.entries[key] = entry
-        self.said.append((key, node.word))
-        self.reader.read(entry, tensor)
-
-    def _again(self, tensor: object, said: RecordArguments) -> None:
-        """A tensor that checkpointing computes a second time: only its gradient is new, if it is clear whose it is."""
-        if self.reader.is_recorded_by_others():
-            self.unread[said.name] = None
-            return
-        same = [entry for (_, *its, _), entry in self.entries.items() if its == [said.name, said.role]]
-        if len(same) > 1:
-            context = self.reader.context
-            same = [entry for entry in same if entry.context == context] or same
-        if len(same) == 1:
-            self.reader.follow(same[0], tensor)
-        elif not same:
-            self.reader.tell_unheard(said.name)
-
-    def link(self, source: object, target: object) -> None:
-        """Let what has one name depend on another."""
-        for one in self._meant(source):
-            for other in self._meant(target):
-                self.reader.link(one, other)
-        self.said.append(("link", *(thing if isinstance(thing, str) else "" for thing in (source, target))))
-
-    def _meant(self, thing: object) -> list[object]:
-        """The tensors recorded last under a name, in this context if there are any, or the tensor itself."""
-        if not isinstance(thing, str):
-            self.reader.form(thing, None, "link()")
-            return [thing]
-        context = self.reader.context
-        entries = [entry for entry in self.entries.values() if thing in (entry.name, entry.label)]
-        entries = [entry for entry in entries if entry.context == context] or entries
-        if not entries:
-            known = ", ".join(dict.fromkeys(repr(entry.name) for entry in self.entries.values())) or "nothing"
-            raise SelectError(
-                f"link() knows no tensor {thing!r} in this step. Record it first; recorded so far: {known}."
-            )
-        return [entry for entry in entries if entry.iteration == entries[-1].iteration]
-
-    def gradients(self, loss: str) -> None:
-        """Name the loss whose gradients have arrived."""
-        if not isinstance(loss, str) or not loss or "@" in loss:
-            raise ArgumentError(f"gradients() needs the name of a loss, without '@', not {loss!r}.")
-        self.reader.name_gradients(loss)
 
     def choose(
         self, late: Late, samples: int | Iterable[int] | None, categories: Sequence[object], by: Balance
@@ -252,11 +206,10 @@ class NamedStep:
         """The chosen samples."""
         return self.first() if self.late is None or self.late.samples is None else self.late.samples
 
-    def info(self, step: int, reason: str, graphs: tuple[int, ...]) -> StepInfo:
-        """The record of the step."""
-        categories = () if self.late is None else self.late.categories
-        numbers = (self.batch, graphs, self.samples(), categories)
-        return StepInfo(step, self.type, max(self.iterations, 1), *numbers, tuple(self.losses), reason)
+    def info(self, reason: str, graphs: tuple[int, ...]) -> StepInfo:
+        """The record of the step, by the numbers of its graphs."""
+        numbers = (self.batch, graphs, self.samples(), self.categories)
+        return StepInfo(self.step, self.type, max(self.iterations, 1), *numbers, tuple(self.losses), reason)
 
 
 def _plain(thing: Any) -> Any:  # Any: a framework's tensor or array, or what needs no change
@@ -274,9 +227,8 @@ def checked_name(name: str) -> str:
     return name
 
 
-def _looked_up(said: RecordArguments, usual: int) -> NodeSpec:
-    """What was said, if it can be."""
-    name, word, role, batch_dim, _, detail = said
+def checked(name: str, word: str, role: str, batch_dim: int | None) -> TensorType:
+    """The type of a tensor, if it can be recorded so."""
     checked_name(name)
     if not isinstance(word, str) or word not in _TYPES:
         raise ArgumentError(f"There is no type {word!r} (of {name!r}). Types are: {', '.join(_TYPES)}.")
@@ -288,74 +240,4 @@ def _looked_up(said: RecordArguments, usual: int) -> NodeSpec:
         raise ArgumentError(
             f"batch_dim={batch_dim!r} of {name!r} is no dimension. Give its number, or None for no batch."
         )
-    return NodeSpec(_TYPES[word], usual if detail is None else level_of(detail), word)
-
-
-def _spoken(name: str, role: str) -> str:
-    return f"{name!r} (role {role!r})" if role else repr(name)
-
-
-Graphs = tuple[
-    tuple[tuple[NamedNode, ...], tuple[DependencyLink, ...]] | None, ...
-]  # of iteration 0, 1 …; None: nothing named
-_SURE = 2  # steps that gave what was known
-_RARELY = 10  # the factor between one check and the next, from then on
-_MOST_WAITING = 16
-_MOST_KNOWN = 4096
-
-
-@dataclass(frozen=True, slots=True)
-class KnownDependencies:
-    """What a step showed of how the tensors named in it depend on each other."""
-
-    order: int  # a hash of what was named in which order
-    graphs: Graphs  # None between the lines: without links where the step was not traced
-    whole: bool  # traced from its beginning to its end
-
-
-class DependencyCache:
-    """Graphs by the order in which tensors were named, and how sure that is for each type of step."""
-
-    def __init__(self, sink: Sink) -> None:
-        self._sink = sink
-        self.known: dict[int, tuple[int, ...]] = {}
-        self._sure: dict[str, int] = {}  # steps of the type since one had something new
-        self._waiting: list[tuple[StepInfo, int]] = []  # written, but of an order whose graphs are not known
-
-    def wants(self, type: str) -> bool:
-        """Whether the next step of the type is to be traced."""
-        sure = self._sure.get(type, 0)
-        while sure >= _SURE and sure % _RARELY == 0:
-            sure //= _RARELY
-        return sure < _SURE
-
-    def learn(self, type: str, found: KnownDependencies) -> None:
-        """Take in what a step showed."""
-        before = self.known.get(found.order)
-        if found.whole:
-            self.known[found.order] = self._numbers(found)
-            if len(self.known) > _MOST_KNOWN:
-                del self.known[next(iter(self.known))]
-        same = before is not None and before == self.known.get(found.order)
-        self._sure[type] = self._sure.get(type, 0) + 1 if same else 0
-        if found.whole:
-            self._settle(found.order)
-
-    def graphs(self, found: KnownDependencies) -> tuple[int, ...]:
-        """Numbers of the graphs of a step, as far as they are known."""
-        return self.known.get(found.order) or self._numbers(found)
-
-    def put(self, info: StepInfo, found: KnownDependencies) -> None:
-        """Hand over the record of a step, and once more when its graphs are known: the last one counts."""
-        self._sink.put(info)
-        if found.order not in self.known:
-            self._waiting = [*self._waiting[1 - _MOST_WAITING :], (info, found.order)]
-
-    def _settle(self, order: int) -> None:
-        for info, its_order in self._waiting:
-            if its_order == order and info.graphs != self.known[order]:
-                self._sink.put(replace(info, graphs=self.known[order]))
-        self._waiting = [waiting for waiting in self._waiting if waiting[1] != order]
-
-    def _numbers(self, found: KnownDependencies) -> tuple[int, ...]:
-        return tuple(-1 if graph is None else self._sink.dependencies_id(*graph) for graph in found.graphs)
+    return _TYPES[word]

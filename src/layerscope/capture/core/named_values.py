@@ -1,4 +1,4 @@
-"""What was read of a named tensor, and the records that are made of it when the step is over."""
+"""Reads named tensors at the detail asked for, and makes records of what was read when the step is over."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from layerscope.capture.core.framework import Framework, Tensor
-from layerscope.capture.core.named_tensors import ALL, SAMPLES, STATISTICS, Detail, NamedTensor
+from layerscope.capture.core.named_tensors import ALL, SAMPLES, STATISTICS, Detail, NamedSummary, NamedTensor, StepData
 from layerscope.capture.core.summarizer import Summarizer
 from layerscope.model.number_formats import WORDS
 from layerscope.model.records import (
@@ -20,7 +20,6 @@ from layerscope.model.records import (
     CustomStatistics,
     Ids,
     Kind,
-    Record,
     SampleStats,
     TensorValues,
 )
@@ -28,25 +27,6 @@ from layerscope.stats.kernel import COMPILED, RowArena, format_number
 
 _NO_SAMPLES = np.zeros(0, np.int32)
 _TOGETHER = 1 << 20  # bytes of values in one record
-
-
-class NamedSummary:
-    """What was read of one tensor or gradient."""
-
-    row = series = -1
-    loss = ""  # of a gradient
-    local = ""  # what of the tensor this process has, if not all of it
-    first = 0  # place of the first sample's statistics
-    batch = -1  # place of the batch's, if there is one
-    singular: float | None = None
-    array: npt.NDArray[Any] | None = None  # the batch first; a copy
-    held = 0  # samples in it, the first ones
-
-    def __init__(self, entry: NamedTensor, dtype: str, *, is_value: bool) -> None:
-        self.entry = entry
-        self.dtype = dtype
-        self.is_value = is_value  # and no gradient
-        self.level = entry.level
 
 
 def kept_size(dtype: str, *, is_value: bool) -> int:
@@ -76,97 +56,84 @@ def sample_statistics(rows: RowArena, framework: Framework, tensor: Tensor, batc
     return rows.add(array.ctypes.data, array.size, format_number(array.dtype.name), len(array))
 
 
-class NamedSeries:
-    """The chosen samples, as far as a tensor has and holds them."""
+class NamedRecords:
+    """Makes the records of what was read in a step; what the next step will need again is remembered."""
 
-    def __init__(self, samples: tuple[int, ...] = ()) -> None:
-        self.samples = samples
-        self._known: dict[tuple[int, int, bool], tuple[Ids, Ids, bool]] = {}
-        self.custom: dict[tuple[int, ...], tuple[Ids, tuple[str, ...]]] = {}  # series and names of each number
-
-    def of(self, batch: int, held: int, *, every: bool) -> tuple[Ids, Ids, bool]:
-        """Those whose values are held, those that are not, and whether the former are all that is held, in order."""
-        found = self._known.get((batch, held, every))
-        if found is None:
-            mine = [place for place in (range(batch) if every else self.samples) if place < batch]
-            there = [place for place in mine if place < held]
-            rest = [place for place in mine if place >= held]
-            found = np.array(there, np.int32), np.array(rest, np.int32), there == list(range(held))
-            self._known[batch, held, every] = found
-        return found
-
-
-class StepRecordBuilder:
-    """Makes the records of a step that is over; `scale` is what gradients were multiplied by."""
-
-    def __init__(self, step: int, rows: RowArena, places: NamedSeries, scale: float) -> None:
-        self._step = step
+    def __init__(self, rows: RowArena) -> None:
         self._rows = rows
-        self._places = places
-        self._scale = scale
-        self._records: list[Record] = []
-        self._series: list[int] = []  # of values that are not yet among the records
-        self._samples: list[Ids] = []
-        self._arrays: list[npt.NDArray[Any]] = []
-        self._waiting_bytes = self.kept_bytes = 0  # of them, and of all values
+        self._chosen: tuple[int, ...] = ()  # samples
+        self._known: dict[tuple[int, int, bool], tuple[Ids, Ids, bool]] = {}
+        self._custom: dict[tuple[int, ...], tuple[Ids, tuple[str, ...]]] = {}  # series and names of each number
 
-    def records(self, takes: Sequence[NamedSummary]) -> list[Record]:
-        """All that is kept beyond the summaries."""
-        for take in takes:
-            self._add(take)
-        self._hand_over()
-        if any(take.batch >= 0 or take.singular is not None for take in takes):
-            self._records.append(self._custom(takes))
-        return self._records
+    def add(self, data: StepData, scale: float | None) -> None:
+        """Add all that is kept beyond the summaries; `scale` is what gradients were multiplied by, if that is known."""
+        if self._chosen != data.samples():
+            self._chosen = data.samples()
+            self._known.clear()
+            self._custom.clear()
+        summaries = [summary for summary in data.read if scale is not None or summary.is_value]
+        scale = scale or 1.0
+        values: list[tuple[int, Ids, npt.NDArray[Any]]] = []  # series, samples and array
+        size = 0
+        for summary in summaries:
+            array, samples = self._kept(summary, data, scale)
+            if array is not None:
+                values.append((summary.series, samples, array))
+                size += array.nbytes
+            if values and (size >= _TOGETHER or summary is summaries[-1]):
+                series, kept, arrays = zip(*values, strict=True)
+                data.records.append(TensorValues(data.step, series, kept, arrays, size))
+                data.bytes += size
+                values, size = [], 0
+        if any(summary.batch >= 0 or summary.singular is not None for summary in summaries):
+            data.records.append(self._batch_statistics(summaries, data.step, scale))
+        data.read = []
 
-    def _add(self, take: NamedSummary) -> None:
-        """Values and statistics of the chosen samples of one tensor."""
-        array, batch, samples = take.array, take.entry.batch, _NO_SAMPLES
-        if take.entry.batch_dim is not None:
-            if take.batch < 0 or take.level < STATISTICS:
-                return
-            samples, rest, whole = self._places.of(batch, take.held, every=take.level == ALL)
+    def _kept(self, summary: NamedSummary, data: StepData, scale: float) -> tuple[npt.NDArray[Any] | None, Ids]:
+        """Values of the chosen samples of one tensor; of those without values the statistics become a record."""
+        array, samples = summary.array, _NO_SAMPLES
+        if summary.entry.batch_dim is not None:
+            if summary.batch < 0 or summary.level < STATISTICS:
+                return None, samples
+            samples, rest, is_whole = self._samples(summary.entry.batch, summary.held, every=summary.level == ALL)
             if len(rest):
-                scale = 1.0 if take.is_value else self._scale
-                numbers = self._rows.numbers[take.first + rest] / scale
-                self._records.append(SampleStats(self._step, take.series, rest, numbers))
+                numbers = self._rows.numbers[summary.first + rest] / (1.0 if summary.is_value else scale)
+                data.records.append(SampleStats(data.step, summary.series, rest, numbers))
             if not len(samples):
-                return
-            array = array if whole or array is None else array[samples]
-        if array is not None:
-            array = array if take.is_value or self._scale == 1.0 else _divided(array, self._scale)
-            self._series.append(take.series)
-            self._samples.append(samples)
-            self._arrays.append(array)
-            self._waiting_bytes += array.nbytes
-            if self._waiting_bytes >= _TOGETHER:
-                self._hand_over()
+                return None, samples
+            array = array if is_whole or array is None else array[samples]
+        is_scaled = array is not None and not summary.is_value and scale != 1.0
+        return (_divided(array, scale) if is_scaled and array is not None else array), samples
 
-    def _hand_over(self) -> None:
-        if self._series:
-            values = (self._series, self._samples, self._arrays)
-            self._records.append(TensorValues(self._step, *values, self._waiting_bytes))
-        self.kept_bytes += self._waiting_bytes
-        self._series, self._samples, self._arrays, self._waiting_bytes = [], [], [], 0
-
-    def _custom(self, takes: Sequence[NamedSummary]) -> CustomStatistics:
-        """Statistics over the batch of those over each sample, and largest singular values."""
-        batches = [take for take in takes if take.batch >= 0]
-        matrices = [take for take in takes if take.singular is not None]
-        numbers = self._rows.over[[take.batch for take in batches]]
-        singular = np.array([take.singular for take in matrices], np.float64)
-        if self._scale != 1.0:
-            numbers[[not take.is_value for take in batches]] /= self._scale
-            singular[[not take.is_value for take in matrices]] /= self._scale
-        series = (*(take.series for take in batches), -1, *(take.series for take in matrices))
-        known = self._places.custom.get(series)
+    def _samples(self, batch: int, held: int, *, every: bool) -> tuple[Ids, Ids, bool]:
+        """The chosen samples with values, those without, and whether the former are all that have, in order."""
+        known = self._known.get((batch, held, every))
         if known is None:
-            self._places.custom.clear()
+            chosen = [sample for sample in (range(batch) if every else self._chosen) if sample < batch]
+            there = [sample for sample in chosen if sample < held]
+            rest = [sample for sample in chosen if sample >= held]
+            known = np.array(there, np.int32), np.array(rest, np.int32), there == list(range(held))
+            self._known[batch, held, every] = known
+        return known
+
+    def _batch_statistics(self, summaries: Sequence[NamedSummary], step: int, scale: float) -> CustomStatistics:
+        """Statistics over the batch of those over each sample, and largest singular values."""
+        batches = [summary for summary in summaries if summary.batch >= 0]
+        matrices = [summary for summary in summaries if summary.singular is not None]
+        numbers = self._rows.over[[summary.batch for summary in batches]]
+        singular = np.array([summary.singular for summary in matrices], np.float64)
+        if scale != 1.0:
+            numbers[[not summary.is_value for summary in batches]] /= scale
+            singular[[not summary.is_value for summary in matrices]] /= scale
+        series = (*(summary.series for summary in batches), -1, *(summary.series for summary in matrices))
+        known = self._custom.get(series)
+        if known is None:
+            self._custom.clear()
             repeated = np.repeat(np.array(series[: len(batches)], np.int32), len(BATCH_STATISTICS))
             whose = np.append(repeated, np.array(series[len(batches) + 1 :], np.int32))
             known = whose, BATCH_STATISTICS * len(batches) + (SINGULAR_MAX,) * len(matrices)
-            self._places.custom[series] = known
-        return CustomStatistics(self._step, *known, np.append(numbers, singular) if matrices else numbers.ravel())
+            self._custom[series] = known
+        return CustomStatistics(step, *known, np.append(numbers, singular) if matrices else numbers.ravel())
 
 
 def _divided(array: npt.NDArray[Any], scale: float) -> npt.NDArray[Any]:
@@ -195,10 +162,10 @@ class Plan(NamedTuple):
 class NamedTensorSummarizer:
     """Takes tensors in, as deep as is asked for; `start_over` with each step."""
 
-    def __init__(self, intake: Summarizer, detail: Detail, *, holds: bool) -> None:
+    def __init__(self, summarizer: Summarizer, detail: Detail, *, holds: bool) -> None:
         self.rows = RowArena()
-        self._intake = intake
-        self._framework = intake.framework
+        self._summarizer = summarizer
+        self._framework = summarizer.framework
         self._detail = detail
         self._holds = holds  # all samples until the step ends, for some may be chosen then
         self._lock = threading.RLock()  # forward hooks may run in several threads
@@ -216,38 +183,40 @@ class NamedTensorSummarizer:
         self._memory = np.empty(0, np.uint8)  # for copies, which belong to the step's records
         self._at = self._used = self._copied = 0
 
-    def take(self, entry: NamedTensor, tensor: Tensor, *, is_value: bool) -> NamedSummary | None:
+    def read(self, entry: NamedTensor, tensor: Tensor, *, is_value: bool) -> NamedSummary | None:
         """What was read of a tensor; None if it cannot be."""
         place = self._framework.in_place(tensor)
         with self._lock:
-            row = self._intake.known(tensor)
+            row = self._summarizer.known(tensor)
             if row is not None and is_value and row in self._values:
                 # It may be written through an array of numpy's, which leaves no trace.
-                self._intake.forget(tensor)
+                self._summarizer.forget(tensor)
                 row = None
             plan = None if place is None or row is not None else self._plan(entry, place, is_value=is_value)
             if plan is None or place is None or self.bytes + plan.counted > self._detail.bytes_per_step:
-                take = self._slowly(entry, tensor, is_value=is_value)
+                summary = self._slowly(entry, tensor, is_value=is_value)
             else:
-                take = self._at_once(NamedSummary(entry, WORDS[place[2] & 255], is_value=is_value), tensor, place, plan)
-            if is_value and take is not None:
-                self._values.add(take.row)
-        return take
+                summary = self._at_once(
+                    NamedSummary(entry, WORDS[place[2] & 255], is_value=is_value), tensor, place, plan
+                )
+            if is_value and summary is not None:
+                self._values.add(summary.row)
+        return summary
 
-    def _at_once(self, take: NamedSummary, tensor: Tensor, place: list[int], plan: Plan) -> NamedSummary:
+    def _at_once(self, summary: NamedSummary, tensor: Tensor, place: list[int], plan: Plan) -> NamedSummary:
         """Read a tensor that lies in one piece."""
-        batch, take.held, shape, dtype, size, counted = plan
+        batch, summary.held, shape, dtype, size, counted = plan
         offset = self._room(size) if size else 0
         numbers_at = over_at = 0
         if batch:
-            take.first, take.batch, numbers_at, over_at = self.rows.reserve(batch)
+            summary.first, summary.batch, numbers_at, over_at = self.rows.reserve(batch)
         beside = (batch, numbers_at, over_at, self._at + offset, size)
-        take.row = self._intake.collector.arena.take(place, self._framework.threads(place[1]), *beside)
-        self._intake.note(tensor, take.row)
+        summary.row = self._summarizer.collector.arena.take(place, self._framework.threads(place[1]), *beside)
+        self._summarizer.note(tensor, summary.row)
         if dtype is not None:
-            take.array = np.ndarray(shape, dtype, self._memory, offset)
+            summary.array = np.ndarray(shape, dtype, self._memory, offset)
             self.bytes += counted
-        return take
+        return summary
 
     def _plan(self, entry: NamedTensor, place: list[int], *, is_value: bool) -> Plan | None:
         key = (entry.shape, entry.batch_dim, entry.level, place[1], place[2], is_value)
@@ -267,7 +236,7 @@ class NamedTensorSummarizer:
             or count == 0
             or count != math.prod(entry.shape)
             or number & 255 >= len(WORDS)
-            or not self._intake.reads_all(count)
+            or not self._summarizer.reads_all(count)
             or _is_matrix(entry, WORDS[number & 255])
         )
         if several_looks:
@@ -285,42 +254,42 @@ class NamedTensorSummarizer:
 
     def _slowly(self, entry: NamedTensor, tensor: Tensor, *, is_value: bool) -> NamedSummary | None:
         """Read a tensor of any kind."""
-        row = self._intake.read(tensor, entry.name, Kind.TENSOR if is_value else Kind.TENSOR_GRAD)
+        row = self._summarizer.read(tensor, entry.name, Kind.TENSOR if is_value else Kind.TENSOR_GRAD)
         if row is None:
             return None
-        take = NamedSummary(entry, self._framework.dtype(tensor), is_value=is_value)
-        take.row = row
+        summary = NamedSummary(entry, self._framework.dtype(tensor), is_value=is_value)
+        summary.row = row
         if self._framework.is_oversized(tensor):
             what = f"Samples and values of {entry.name!r}"
-            self._intake.report_once(what, f"{what} are not recorded: it is a view too large to copy.")
-            return take
+            self._summarizer.report_once(what, f"{what} are not recorded: it is a view too large to copy.")
+            return summary
         if entry.batch:
             assert entry.batch_dim is not None
-            take.first, take.batch = sample_statistics(self.rows, self._framework, tensor, entry.batch_dim)
-        elif _is_matrix(entry, take.dtype):
-            take.singular = self._framework.largest_singular_value(tensor)
-        if take.level >= SAMPLES:
-            self._hold(take, tensor)
-        return take
+            summary.first, summary.batch = sample_statistics(self.rows, self._framework, tensor, entry.batch_dim)
+        elif _is_matrix(entry, summary.dtype):
+            summary.singular = self._framework.largest_singular_value(tensor)
+        if summary.level >= SAMPLES:
+            self._hold(summary, tensor)
+        return summary
 
     def _wanted(self, entry: NamedTensor, level: int) -> int:
         """How many samples are to be held."""
         return entry.batch if level == ALL or self._holds else min(self._detail.samples, entry.batch)
 
-    def _hold(self, take: NamedSummary, tensor: Tensor) -> None:
+    def _hold(self, summary: NamedSummary, tensor: Tensor) -> None:
         """Copy as many values as are asked for and fit."""
-        entry, detail = take.entry, self._detail
-        wanted, few = self._wanted(entry, take.level), min(detail.samples, entry.batch)
-        whole = math.prod(self._framework.shape(tensor)) * kept_size(take.dtype, is_value=take.is_value)
+        entry, detail = summary.entry, self._detail
+        wanted, few = self._wanted(entry, summary.level), min(detail.samples, entry.batch)
+        whole = math.prod(self._framework.shape(tensor)) * kept_size(summary.dtype, is_value=summary.is_value)
         for samples in (wanted, few) if wanted > few else (wanted,):
             size = samples * (whole // entry.batch) if entry.batch else whole
             if self.bytes + size <= detail.bytes_per_step:
-                take.array, take.held = copied(self._framework.array(tensor), entry, samples), samples
+                summary.array, summary.held = copied(self._framework.array(tensor), entry, samples), samples
                 self.bytes += size
                 break
-        if take.array is None or (take.level == ALL and take.held < entry.batch):
+        if summary.array is None or (summary.level == ALL and summary.held < entry.batch):
             self.too_large[entry.name] = None
-            take.level = STATISTICS if take.array is None else SAMPLES
+            summary.level = STATISTICS if summary.array is None else SAMPLES
 
     def _room(self, size: int) -> int:
         """Where a copy of so many bytes has room in the memory."""

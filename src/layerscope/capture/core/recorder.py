@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, SupportsFloat, TypeVar
 
-from layerscope.capture.core.collector import EndedStep, EndedSteps, StepSummaries
+from layerscope.capture.core.collector import EndedSteps
 from layerscope.capture.core.lifetime import call_in_forked_children, is_interrupted, keep_with, let_go
 from layerscope.capture.core.metrics import MetricReader
-from layerscope.capture.core.named_tensors import DependencyCache, Detail, NamedStep, NodeSpec
+from layerscope.capture.core.named_tensors import Detail, StepData
 from layerscope.capture.core.schedule import Balance, Late, Schedule, StepPolicy
 from layerscope.errors import ArgumentError, LayerscopeWarning, StateError
 from layerscope.model.patterns import nearest
@@ -75,7 +75,6 @@ class Recorder:
     _path: Path | None = None
     _sink: Sink
     _listener: ModelListener
-    _dependencies: DependencyCache
     _is_open = False  # whether there is a sink to write to
     _closed = False
     _kept_by: tuple[weakref.ref[object], ...] = ()  # the models, until the first step ends
@@ -99,9 +98,8 @@ class Recorder:
         self._balance = Balance()
         self._first_step = self._step = first_step
         self._metrics = MetricReader()
-        self._nodes: dict[tuple[object, ...], NodeSpec] = {}
         self._contexts: set[str] = set()  # names that were checked
-        self._now: NamedStep | None = None  # the step in progress, unless it is idle
+        self._now: StepData | None = None  # the step in progress, unless it is idle
         self._type = STEP_TYPE  # of the step in progress
         self._discarded = -1  # the last step that was
         self._listening = False
@@ -112,7 +110,6 @@ class Recorder:
         """Open the sink, and have the models keep this recorder alive."""
         opened = open(weakref.ref(self))
         self._sink, self._listener, self._path = opened.sink, opened.listener, opened.path
-        self._dependencies = DependencyCache(self._sink)
         self._pace.writer_s = self._sink.cpu_s
         counted, self._first_step = self._step - self._first_step, opened.first_step
         self._step = self._first_step + counted
@@ -181,16 +178,16 @@ class Recorder:
         entered_s, hooks_s = time.perf_counter(), self._listener.spent_s()  # evaluations are read in idle steps too
         numbers = self._metrics.read(metrics)
         kept = self._policy.keeps(self._step, numbers)
-        summaries = self._end(kept=kept) if self._listening else None
+        recorded = self._end(kept=kept) if self._listening else None
         if not self._listening:
             self._listener.end_step(self._step)
         now = time.time()
         self._sink.put(*[Metric(self._step, name, number, now, self._type) for name, number in numbers.items()])
-        self._account(summaries, entered_s, hooks_s)
+        self._account(recorded, entered_s, hooks_s)
         self._step += 1
         self._listen()
 
-    def _end(self, *, kept: bool) -> StepSummaries | None:
+    def _end(self, *, kept: bool) -> StepData | None:
         """Hand over the step if it is recorded, keep it in memory if it may still be, or else discard it."""
         now = self._now
         assert now is not None
@@ -201,33 +198,26 @@ class Recorder:
         if not reason and not self._ended_steps.size:
             self._listener.discard()
             return None
-        summaries = self._listener.finish(self._step, now)
-        ended = EndedStep(self._step, summaries, now)
-        if summaries.dependence is not None:
-            self._dependencies.learn(now.type, summaries.dependence)
+        self._listener.finish(now)
         if not reason:
-            self._ended_steps.add(ended)
+            self._ended_steps.add(now)
             return None
         before = self._ended_steps.size if kept else 0 if late is None else late.before
         for earlier in self._ended_steps.remove_from(self._step - before):
             self._put(earlier, f"before step {self._step}")
-        self._put(ended, reason)
+        self._put(now, reason)
         self._policy.note_recorded(self._step, now.type)
-        return summaries
+        return now
 
-    def _put(self, ended: EndedStep, reason: str) -> None:
+    def _put(self, ended: StepData, reason: str) -> None:
         """Hand over a step that has ended."""
         if reason != "schedule":
             self._sink.put(Event(ended.step, "kept", f"Kept: {reason}.", time.time()))
-        self._sink.put(*ended.summaries.records)
-        self._listener.keep(ended.summaries)
-        dependence = ended.summaries.dependence
-        if dependence is not None:
-            info = ended.named.info(ended.step, reason, self._dependencies.graphs(dependence))
-            self._balance.note(info.categories)
-            self._dependencies.put(info, dependence)
+        self._sink.put(*ended.records)
+        self._listener.keep(ended, reason)
+        self._balance.note(ended.categories)
 
-    def _account(self, summaries: StepSummaries | None, entered_s: float, hooks_s: float) -> None:
+    def _account(self, recorded: StepData | None, entered_s: float, hooks_s: float) -> None:
         """Account for the time of the step and, if it was recorded, report the overhead."""
         now_s, writer_s = time.perf_counter(), self._sink.cpu_s
         step_s, self._pace.began_s = now_s - self._pace.began_s, now_s
@@ -235,9 +225,9 @@ class Recorder:
         self._pace.writer_s = writer_s
         if self._listening:
             self._listener.spent_s()  # in finishing the step, which was timed here
-        self._policy.budget.account(step_s, spent_s, recorded=summaries is not None)
-        if summaries is not None:
-            self._sink.put(Overhead(self._step, step_s, spent_s, summaries.summaries, summaries.bytes))
+        self._policy.budget.account(step_s, spent_s, recorded=recorded is not None)
+        if recorded is not None:
+            self._sink.put(Overhead(self._step, step_s, spent_s, recorded.summaries, recorded.bytes))
 
     def begin(self, type: str = STEP_TYPE) -> None:
         """Begin a step of a type; `Schedule` counts the steps of each type separately."""
@@ -258,7 +248,7 @@ class Recorder:
 
     def iteration(self) -> AbstractContextManager[None]:
         """Mark one of several passes of a step, as a `with` block; tensors recorded inside belong to it."""
-        return _IDLE if self._now is None or self._now.reader.computes_again() else self._now.iteration()
+        return _IDLE if self._now is None or self._listener.named.computes_again() else self._now.iteration()
 
     def context(self, name: str) -> AbstractContextManager[None]:
         """Label the forwards inside a `with` block, such as D(real) and D(fake) in one step.
@@ -289,18 +279,18 @@ class Recorder:
         for tensors from before the first iteration. `detail` is `"summary"`, `"statistics"`, `"samples"` or `"all"`.
         """
         if self._now is not None:
-            self._now.record(tensor, (name, type, role, batch_dim, initial, detail))
+            self._listener.named.record(tensor, (name, type, role, batch_dim, initial, detail))
         return tensor
 
     def link(self, source: object, target: object) -> None:
         """Add a dependency that no operation computes; each end is a tensor, or the name of a recorded one."""
         if self._now is not None:
-            self._now.link(source, target)
+            self._listener.named.link(source, target)
 
     def gradients(self, loss: str) -> None:
         """Name the loss of the gradients since the last such call: call it after each backward."""
         if self._now is not None:
-            self._now.gradients(loss)
+            self._listener.named.name_gradients(loss)
 
     def keep(
         self,
@@ -427,10 +417,8 @@ class Recorder:
             if not self._listening:
                 self._listener.attach()
             self._listening = True
-            named = self._listener.named
-            known = (self._dependencies.known, self._nodes)
-            self._now = NamedStep(named, self._detail, self._ended_steps.size > 0, *known, self._type)
-            named.begin(expected=type is not None, traced=self._dependencies.wants(self._type))
+            self._now = StepData(self._step, self._type, self._detail, self._ended_steps.size > 0)
+            self._listener.named.begin(self._now, expected=type is not None)
         self._pace.listening_s = time.perf_counter() - began_s
 
     def _stop_listening(self) -> None:

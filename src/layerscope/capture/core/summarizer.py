@@ -96,7 +96,7 @@ class Summarizer:
         return rows
 
     def _count(self, row: int, tensor: Tensor, key: SeriesKey) -> None:
-        self.collector.count(row, (*key, self.framework.dtype(tensor)), self.framework.shape(tensor))
+        self.collector.count(row, (*key, self.framework.dtype(tensor)), self.framework.shape, tensor)
 
     def _read_anew(self, tensor: Tensor, key: SeriesKey) -> int | None:
         self.forget(tensor)

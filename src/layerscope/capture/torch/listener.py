@@ -14,7 +14,7 @@ from torch.utils.hooks import RemovableHandle
 from layerscope.capture.core.collector import Collector
 from layerscope.capture.core.forwards import FORWARD_KINDS
 from layerscope.capture.core.listener import ModelListener
-from layerscope.capture.core.named_reader import Settings
+from layerscope.capture.core.named_tensors import Detail
 from layerscope.capture.core.summarizer import SummaryOptions
 from layerscope.capture.torch.framework import TorchFramework
 from layerscope.capture.torch.hooks import IdleHook, ModuleHooks, compiled_parts
@@ -45,9 +45,11 @@ class TorchListener(ModelListener):
         collector: Collector,
         report: Callable[[str, str], None],
         options: SummaryOptions,
-        settings: Settings,
+        detail: Detail,
+        *,
+        holds: bool = False,
     ) -> None:
-        super().__init__(selection, collector, report, options, settings)
+        super().__init__(selection, collector, report, options, detail, holds=holds)
         self._module_hooks = ModuleHooks(self.forwards)
         before_step = self.named.contributions.end_backwards
         self._parameters = Parameters(self._summarizer, self._guard, selection, before_step)
@@ -202,7 +204,6 @@ class TorchListener(ModelListener):
             )
 
 
-record = TorchListener.record
 listener = TorchListener.open
 
 #: The number of autograd's next node on this thread: another one once a forward has run.
