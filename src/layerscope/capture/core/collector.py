@@ -193,9 +193,9 @@ def _custom(step: int, rows: Rows, custom: Mapping[int, Mapping[str, float]]) ->
     """The numbers of each series; of several tensors in the step, their mean."""
     series, names, means = [], [], []
     for number, members in rows.items():
-        held = [custom[row] for row in members if row in custom]
-        for name in dict.fromkeys(name for numbers in held for name in numbers):
-            values = [numbers[name] for numbers in held if name in numbers]
+        known = [custom[row] for row in members if row in custom]
+        for name in dict.fromkeys(name for numbers in known for name in numbers):
+            values = [numbers[name] for numbers in known if name in numbers]
             series.append(number)
             names.append(name)
             means.append(sum(values) / len(values))

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from layerscope.capture.core.collector import Collector
-from layerscope.capture.core.framework import Framework, Module
+from layerscope.capture.core.framework import Framework
 
 
 class ContextState(NamedTuple):
@@ -120,7 +120,7 @@ class Evaluations:
         self._done: set[str] = set()  # sites that were evaluated since the last recorded step, or in it
         self._counts: dict[Evaluation, tuple[int, int]] = {}  # forwards that were read, and all
 
-    def reads(self, module: Module) -> bool:
+    def reads(self, module: Any) -> bool:
         """Whether a forward is read: one that no other call of the model is around."""
         site = self.roots.get(module)
         if self.is_apart:
@@ -144,7 +144,7 @@ class Evaluations:
     def _is_due(self, site: str) -> bool:
         return self._most > 0 and site not in self._done
 
-    def awaits(self, module: Module) -> bool:
+    def awaits(self, module: Any) -> bool:
         """Whether a forward in a step that is not recorded matters: it begins, goes on with or ends an evaluation."""
         if module.training and self._has_trained and not self.is_apart:
             return False
@@ -179,18 +179,18 @@ class Evaluations:
     def _key(self, site: str) -> Evaluation:
         return Evaluation(self._step if self._has_trained else self._step - 1, site, self._contexts.current)
 
-    def settle(self, *, recorded: bool = False, held: bool = False, trained: bool = False) -> dict[Evaluation, str]:
+    def settle(self, *, recorded: bool = False, pending: bool = False, trained: bool = False) -> dict[Evaluation, str]:
         """Decide about the rows that were put aside; how many forwards of each recorded evaluation were read.
 
-        `recorded` says that the step in progress is, `held` that it may be later, and `trained` that a backward ran or
-        an optimizer stepped in it.
+        `recorded` says that the step in progress is, `pending` that it may be later, and `trained` that a backward
+        ran or an optimizer stepped in it.
         """
         own: list[tuple[int, str]] = []
         apart: list[tuple[int, str]] = []
         for key in self._collector.put_aside():
             step, site = key
             is_evaluation = site in self._trained
-            belongs = (recorded or held) and (step == self._step or not is_evaluation)
+            belongs = (recorded or pending) and (step == self._step or not is_evaluation)
             is_wanted = self._is_due(site) and (is_evaluation or not trained)
             if belongs and (recorded or not is_wanted):
                 own.append(key)

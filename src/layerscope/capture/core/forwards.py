@@ -11,7 +11,7 @@ from typing import Any
 from layerscope.capture.core.call_graph import CallGraphRecorder, NodePort, OutermostCalls, TracedCall
 from layerscope.capture.core.calls import CallStack
 from layerscope.capture.core.contexts import Contexts, ContextState, Evaluations
-from layerscope.capture.core.framework import Framework, GradientEdge, Module, Operations, Port, Targets, Tensor
+from layerscope.capture.core.framework import Framework, GradientEdge, Operations, Port, Targets, Tensor
 from layerscope.capture.core.gradients import Consumers, GradientFlow, GradientReader
 from layerscope.capture.core.guard import ListenerGuard
 from layerscope.capture.core.summarizer import SeriesKey
@@ -26,7 +26,7 @@ class Call(TracedCall):
 
     parent: Call | None
 
-    def __init__(self, module: Module, path: str, number: int, parent: Call | None) -> None:
+    def __init__(self, module: Any, path: str, number: int, parent: Call | None) -> None:
         super().__init__(module, path, number, parent)
         self.context = ""  # the name that the training loop gave the forward
         self.before: ContextState | None = None  # the context to go back to, of a call that is computed again

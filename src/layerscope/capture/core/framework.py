@@ -20,19 +20,13 @@ from layerscope.errors import SelectError
 from layerscope.model.records import Kind, ModuleNode
 from layerscope.stats.kernel import Arena, format_number
 
-Tensor = Any  # each framework has its own
+Tensor = Any  # each framework has its own; modules too: hashable, weakly referable, with an attribute `training`
 Array = npt.NDArray[Any]  # whatever a tensor holds
 DEEPEST = 8  # a structure nested deeper than this is a graph of objects, not a result
 
 
 class NoValues(SelectError):
     """The framework computes with tensors that have no values yet: reported once for all of them."""
-
-
-class Module(Protocol):
-    """A module of the model; hashable by identity, and weakly referable."""
-
-    training: bool
 
 
 class Handle(Protocol):
@@ -260,7 +254,7 @@ class Framework(ABC):
         """Have the function called when the backward that runs is over."""
 
     def accumulator(self, parameter: Tensor) -> Any:
-        """The node that adds up a parameter's gradient, to be held as long as it is followed; None if it has none."""
+        """The node that adds up a parameter's gradient, to be kept as long as it is followed; None if it has none."""
         return parameter if self.requires_grad(parameter) else None
 
     def on_accumulation(self, node: Any, listen: Callable[[Tensor], None]) -> Handle | None:
@@ -272,7 +266,7 @@ class Framework(ABC):
         return ""
 
     def kept(self, gradient: Tensor) -> Tensor:
-        """A gradient that may be held for the rest of the step."""
+        """A gradient that may be kept for the rest of the step."""
         return gradient
 
     # Surroundings and operations

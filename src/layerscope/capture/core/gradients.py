@@ -19,7 +19,7 @@ Sums = dict[Tensor, Tensor]  # by parameter
 class Contributions:
     """The sums of contributions to parameters' gradients: those whose loss is not known yet, and those of each loss.
 
-    A contribution is held, not copied: autograd then makes `.grad` a copy, where it would have taken the tensor itself.
+    A contribution is kept, not copied: autograd then makes `.grad` a copy, where it would have used the tensor itself.
     """
 
     def __init__(self, framework: Framework, guard: ListenerGuard, arrive: Callable[[], None]) -> None:

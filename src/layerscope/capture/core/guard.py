@@ -39,7 +39,7 @@ class ListenerGuard:
         try:
             with self._shield():
                 listen(*args, **kwargs)
-        except Exception as error:  # noqa: BLE001  a bug of ours must not stop somebody's training
+        except Exception as error:  # noqa: BLE001  a bug of ours must not stop a training
             self._fail(error)
         finally:
             self.spent_s += time.perf_counter() - began

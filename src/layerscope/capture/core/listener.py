@@ -246,22 +246,22 @@ class ModelListener:
         if not evaluations.is_due:
             self._idle_hooks.close()
 
-    def _settle(self, *, recorded: bool = False, held: bool = False, trained: bool | None = None) -> bool:
+    def _settle(self, *, recorded: bool = False, pending: bool = False, trained: bool | None = None) -> bool:
         """Decide about the rows of an evaluation that is over; whether it is recorded."""
         if trained is None:
             trained = self._has_trained()
-        settled = self._evaluations.settle(recorded=recorded, held=held, trained=trained)
+        settled = self._evaluations.settle(recorded=recorded, pending=pending, trained=trained)
         for (step, site, context), text in settled.items():
             where = f"{site} in context {context}" if context else site
             self._collector.sink.put(Event(step, "evaluation", f"{text} of {where}", time.time()))
         return bool(settled)
 
-    def end_step(self, step: int, *, recorded: bool = False, held: bool = False) -> None:
-        """A step ends: it is recorded, or held for the case that it will be, or neither."""
+    def end_step(self, step: int, *, recorded: bool = False, pending: bool = False) -> None:
+        """A step ends: it is recorded, or may be later, or neither."""
         if self._evaluations.is_apart:
             self._guard.run(self._end_evaluation, with_step=True)
         if self._is_listening:
-            self._guard.run(self._settle, recorded=recorded, held=held)
+            self._guard.run(self._settle, recorded=recorded, pending=pending)
         self._evaluations.end_step(step)
         if self._is_paused:
             self._is_paused = False
@@ -300,7 +300,7 @@ class ModelListener:
         return self._collector.has_rows(aside=self._has_trained())  # else it was an evaluation, which is kept
 
     def spent_s(self) -> float:
-        """Seconds the listener has taken in the training's threads since it was last asked."""
+        """Seconds that listening cost in the training's threads, since the last call."""
         return self._guard.taken_s()
 
     def _finish(self, data: StepData) -> None:

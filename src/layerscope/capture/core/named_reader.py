@@ -156,7 +156,7 @@ class NamedReader:
         return shape, batch_dim % len(shape)
 
     def computes_again(self) -> bool:
-        """Whether checkpointing runs a forward again; a compiled one, of which nothing is heard, counts as that."""
+        """Whether checkpointing runs a forward again; a compiled one, of which nothing is seen, counts as that."""
         return self._framework.is_recorded_by_others() or self._framework.backward() != -1
 
     def _read(self, entry: NamedTensor, tensor: Tensor) -> None:

@@ -66,7 +66,7 @@ class Detail:
 
 
 def level_of(word: object) -> int:
-    """The place among `LEVELS` of a word for a detail."""
+    """The index in `LEVELS` of a word for a detail."""
     if isinstance(word, str) and word in LEVELS:
         return LEVELS.index(word)
     raise ArgumentError(f"There is no detail {word!r}. Details are: {', '.join(LEVELS)}.")
@@ -101,11 +101,11 @@ class NamedSummary:
     row = series = -1
     loss = ""  # of a gradient
     local = ""  # what of the tensor this process has, if not all of it
-    first = 0  # place of the first sample's statistics
-    batch = -1  # place of the batch's, if there is one
+    first = 0  # row of the first sample's statistics
+    batch = -1  # row of the batch's, if there is one
     singular: float | None = None
     array: npt.NDArray[Any] | None = None  # the batch first; a copy
-    held = 0  # samples in it, the first ones
+    kept = 0  # samples in it, the first ones
 
     def __init__(self, entry: NamedTensor, dtype: str, *, is_value: bool) -> None:
         self.entry = entry
@@ -187,8 +187,8 @@ class StepData:
             most = self.detail.samples if samples is None else samples
             late.samples = by.choose(labels, most) if labels else tuple(range(min(most, batch)))
         else:
-            late.samples = tuple(dict.fromkeys(int(place) for place in samples))
-            wrong = [place for place in late.samples if not 0 <= place < batch]
+            late.samples = tuple(dict.fromkeys(int(sample) for sample in samples))
+            wrong = [sample for sample in late.samples if not 0 <= sample < batch]
             if wrong:
                 raise ArgumentError(f"keep() got sample {wrong[0]}, but the batch has samples 0 to {batch - 1}.")
         if not self.holds and not set(late.samples) <= set(self.first()):
@@ -196,7 +196,7 @@ class StepData:
                 f"keep() chose samples {late.samples}, but only the first {len(self.first())} are in memory until a "
                 "step ends. Give Schedule(keep_last=1), or more samples: Detail(samples=…)."
             )
-        late.categories = tuple(labels[place] for place in late.samples) if labels else ()
+        late.categories = tuple(labels[sample] for sample in late.samples) if labels else ()
 
     def first(self) -> tuple[int, ...]:
         """The samples that are kept unless the user says otherwise."""

@@ -45,9 +45,9 @@ def copied(array: npt.NDArray[Any], entry: NamedTensor, samples: int) -> npt.NDA
 
 def sample_statistics(rows: RowArena, framework: Framework, tensor: Tensor, batch_dim: int) -> tuple[int, int]:
     """Where in the arena the statistics of the samples and of the batch are; of complex numbers, of magnitudes."""
-    place = framework.in_place(tensor) if batch_dim == 0 else None
-    if place is not None and place[2] & 255 < len(WORDS):
-        address, count, number = place
+    memory = framework.in_place(tensor) if batch_dim == 0 else None
+    if memory is not None and memory[2] & 255 < len(WORDS):
+        address, count, number = memory
         return rows.add(address, count, number, framework.shape(tensor)[0])
     array = framework.array(tensor)
     array = np.abs(array) if np.iscomplexobj(array) else array
@@ -81,8 +81,8 @@ class NamedRecords:
                 values.append((summary.series, samples, array))
                 size += array.nbytes
             if values and (size >= _TOGETHER or summary is summaries[-1]):
-                series, kept, arrays = zip(*values, strict=True)
-                data.records.append(TensorValues(data.step, series, kept, arrays, size))
+                series, chosen, arrays = zip(*values, strict=True)
+                data.records.append(TensorValues(data.step, series, chosen, arrays, size))
                 data.bytes += size
                 values, size = [], 0
         if any(summary.batch >= 0 or summary.singular is not None for summary in summaries):
@@ -95,7 +95,7 @@ class NamedRecords:
         if summary.entry.batch_dim is not None:
             if summary.batch < 0 or summary.level < STATISTICS:
                 return None, samples
-            samples, rest, is_whole = self._samples(summary.entry.batch, summary.held, every=summary.level == ALL)
+            samples, rest, is_whole = self._samples(summary.entry.batch, summary.kept, every=summary.level == ALL)
             if len(rest):
                 numbers = self._rows.numbers[summary.first + rest] / (1.0 if summary.is_value else scale)
                 data.records.append(SampleStats(data.step, summary.series, rest, numbers))
@@ -105,15 +105,15 @@ class NamedRecords:
         is_scaled = array is not None and not summary.is_value and scale != 1.0
         return (_divided(array, scale) if is_scaled and array is not None else array), samples
 
-    def _samples(self, batch: int, held: int, *, every: bool) -> tuple[Ids, Ids, bool]:
+    def _samples(self, batch: int, kept: int, *, every: bool) -> tuple[Ids, Ids, bool]:
         """The chosen samples with values, those without, and whether the former are all that have, in order."""
-        known = self._known.get((batch, held, every))
+        known = self._known.get((batch, kept, every))
         if known is None:
             chosen = [sample for sample in (range(batch) if every else self._chosen) if sample < batch]
-            there = [sample for sample in chosen if sample < held]
-            rest = [sample for sample in chosen if sample >= held]
-            known = np.array(there, np.int32), np.array(rest, np.int32), there == list(range(held))
-            self._known[batch, held, every] = known
+            there = [sample for sample in chosen if sample < kept]
+            rest = [sample for sample in chosen if sample >= kept]
+            known = np.array(there, np.int32), np.array(rest, np.int32), there == list(range(kept))
+            self._known[batch, kept, every] = known
         return known
 
     def _batch_statistics(self, summaries: Sequence[NamedSummary], step: int, scale: float) -> CustomStatistics:
@@ -152,7 +152,7 @@ class Plan(NamedTuple):
     """What is read at once of tensors of one form, type and detail."""
 
     batch: int  # samples whose statistics are made
-    held: int  # samples whose values are copied
+    kept: int  # samples whose values are copied
     shape: tuple[int, ...]  # of the copy
     dtype: np.dtype[Any] | None  # None: nothing is copied
     size: int  # bytes of the copy
@@ -176,7 +176,7 @@ class NamedTensorSummarizer:
     def start_over(self) -> None:
         """Forget the step."""
         self.rows.start_over()
-        self.bytes = 0  # of values that are held
+        self.bytes = 0  # of the copied values
         self.too_large: dict[str, None] = {}  # names of which less is kept than was asked for
         self._values: set[int] = set()  # rows of what was named
         self._expected = min(self._copied, _MOST_EXPECTED) or self._expected
@@ -185,51 +185,51 @@ class NamedTensorSummarizer:
 
     def read(self, entry: NamedTensor, tensor: Tensor, *, is_value: bool) -> NamedSummary | None:
         """What was read of a tensor; None if it cannot be."""
-        place = self._framework.in_place(tensor)
+        memory = self._framework.in_place(tensor)
         with self._lock:
             row = self._summarizer.known(tensor)
             if row is not None and is_value and row in self._values:
                 # It may be written through an array of numpy's, which leaves no trace.
                 self._summarizer.forget(tensor)
                 row = None
-            plan = None if place is None or row is not None else self._plan(entry, place, is_value=is_value)
-            if plan is None or place is None or self.bytes + plan.counted > self._detail.bytes_per_step:
+            plan = None if memory is None or row is not None else self._plan(entry, memory, is_value=is_value)
+            if plan is None or memory is None or self.bytes + plan.counted > self._detail.bytes_per_step:
                 summary = self._slowly(entry, tensor, is_value=is_value)
             else:
                 summary = self._at_once(
-                    NamedSummary(entry, WORDS[place[2] & 255], is_value=is_value), tensor, place, plan
+                    NamedSummary(entry, WORDS[memory[2] & 255], is_value=is_value), tensor, memory, plan
                 )
             if is_value and summary is not None:
                 self._values.add(summary.row)
         return summary
 
-    def _at_once(self, summary: NamedSummary, tensor: Tensor, place: list[int], plan: Plan) -> NamedSummary:
+    def _at_once(self, summary: NamedSummary, tensor: Tensor, memory: list[int], plan: Plan) -> NamedSummary:
         """Read a tensor that lies in one piece."""
-        batch, summary.held, shape, dtype, size, counted = plan
+        batch, summary.kept, shape, dtype, size, counted = plan
         offset = self._room(size) if size else 0
         numbers_at = over_at = 0
         if batch:
             summary.first, summary.batch, numbers_at, over_at = self.rows.reserve(batch)
         beside = (batch, numbers_at, over_at, self._at + offset, size)
-        summary.row = self._summarizer.collector.arena.take(place, self._framework.threads(place[1]), *beside)
+        summary.row = self._summarizer.collector.arena.take(memory, self._framework.threads(memory[1]), *beside)
         self._summarizer.note(tensor, summary.row)
         if dtype is not None:
             summary.array = np.ndarray(shape, dtype, self._memory, offset)
             self.bytes += counted
         return summary
 
-    def _plan(self, entry: NamedTensor, place: list[int], *, is_value: bool) -> Plan | None:
-        key = (entry.shape, entry.batch_dim, entry.level, place[1], place[2], is_value)
+    def _plan(self, entry: NamedTensor, memory: list[int], *, is_value: bool) -> Plan | None:
+        key = (entry.shape, entry.batch_dim, entry.level, memory[1], memory[2], is_value)
         try:
             return self._plans[key]
         except KeyError:
             if len(self._plans) >= _MOST_PLANS:
                 self._plans.clear()
-            plan = self._plans[key] = self._planned(entry, place, is_value=is_value)
+            plan = self._plans[key] = self._planned(entry, memory, is_value=is_value)
             return plan
 
-    def _planned(self, entry: NamedTensor, place: list[int], *, is_value: bool) -> Plan | None:
-        (_, count, number), batch = place, entry.batch
+    def _planned(self, entry: NamedTensor, memory: list[int], *, is_value: bool) -> Plan | None:
+        (_, count, number), batch = memory, entry.batch
         several_looks = (
             not COMPILED
             or entry.batch_dim  # the samples do not lie one behind the other
@@ -247,10 +247,10 @@ class NamedTensorSummarizer:
         if kept_alone or WORDS[number & 255] == "bfloat16":  # which numpy lacks
             return None
         dtype = np.dtype(WORDS[number & 255])
-        held = self._wanted(entry, entry.level)
-        shape = (held, *entry.shape[1:]) if batch else entry.shape
+        kept = self._wanted(entry, entry.level)
+        shape = (kept, *entry.shape[1:]) if batch else entry.shape
         elements, size = math.prod(shape), kept_size(dtype.name, is_value=is_value)
-        return Plan(batch, held, shape, dtype, elements * dtype.itemsize, elements * size)
+        return Plan(batch, kept, shape, dtype, elements * dtype.itemsize, elements * size)
 
     def _slowly(self, entry: NamedTensor, tensor: Tensor, *, is_value: bool) -> NamedSummary | None:
         """Read a tensor of any kind."""
@@ -273,7 +273,7 @@ class NamedTensorSummarizer:
         return summary
 
     def _wanted(self, entry: NamedTensor, level: int) -> int:
-        """How many samples are to be held."""
+        """How many samples are copied."""
         return entry.batch if level == ALL or self._holds else min(self._detail.samples, entry.batch)
 
     def _hold(self, summary: NamedSummary, tensor: Tensor) -> None:
@@ -284,22 +284,22 @@ class NamedTensorSummarizer:
         for samples in (wanted, few) if wanted > few else (wanted,):
             size = samples * (whole // entry.batch) if entry.batch else whole
             if self.bytes + size <= detail.bytes_per_step:
-                summary.array, summary.held = copied(self._framework.array(tensor), entry, samples), samples
+                summary.array, summary.kept = copied(self._framework.array(tensor), entry, samples), samples
                 self.bytes += size
                 break
-        if summary.array is None or (summary.level == ALL and summary.held < entry.batch):
+        if summary.array is None or (summary.level == ALL and summary.kept < entry.batch):
             self.too_large[entry.name] = None
             summary.level = STATISTICS if summary.array is None else SAMPLES
 
     def _room(self, size: int) -> int:
         """Where a copy of so many bytes has room in the memory."""
-        taken = (size + _ALIGNED - 1) & -_ALIGNED
-        if self._used + taken > len(self._memory):
-            self._memory, self._used = np.empty(max(taken, self._expected), np.uint8), 0
+        room = (size + _ALIGNED - 1) & -_ALIGNED
+        if self._used + room > len(self._memory):
+            self._memory, self._used = np.empty(max(room, self._expected), np.uint8), 0
             self._at = self._memory.ctypes.data
         offset = self._used
-        self._used += taken
-        self._copied += taken
+        self._used += room
+        self._copied += room
         return offset
 
 

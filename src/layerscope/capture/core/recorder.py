@@ -194,7 +194,7 @@ class Recorder:
         late = now.late
         reason = "schedule" if self._policy.wanted else "keep_if" if kept else ""
         reason = late.reason if late is not None else reason
-        self._listener.end_step(self._step, recorded=bool(reason), held=self._ended_steps.size > 0)
+        self._listener.end_step(self._step, recorded=bool(reason), pending=self._ended_steps.size > 0)
         if not reason and not self._ended_steps.size:
             self._listener.discard()
             return None

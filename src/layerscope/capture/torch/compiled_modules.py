@@ -12,31 +12,15 @@ import weakref
 from collections.abc import Callable, Mapping
 from functools import partial
 from types import MethodType
-from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 from torch._dynamo import config, trace_rules
 from torch.utils.hooks import RemovableHandle
 
+from layerscope.capture.core.forwards import Forwards
 from layerscope.capture.torch.hooks import Hook
-from layerscope.capture.torch.tensor_tree import inputs_in, tensors_in
-
-
-class CompiledListener(Protocol):
-    """Reads the calls of modules."""
-
-    def enter(self, module: nn.Module, args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
-        """A module is about to be called."""
-        ...
-
-    def leave(self, module: nn.Module, output: object) -> None:
-        """A module was called."""
-        ...
-
-    def read_compiled(self, module: nn.Module, port: str, tensor: Tensor) -> None:
-        """A module in a compiled region took or gave a tensor."""
-        ...
+from layerscope.capture.torch.tensor_tree import tensors_in
 
 
 class _HookOutside(Hook):
@@ -53,7 +37,7 @@ class CompiledModules:
 
     def __init__(
         self,
-        heard: CompiledListener,
+        forwards: Forwards,
         modules: Mapping[nn.Module, str],
         beginnings: set[nn.Module],
         *,
@@ -64,7 +48,7 @@ class CompiledModules:
         self.inputs = inputs
         self.has_reported = False  # whether a compiled region has reported anything
         self.beginnings = weakref.WeakSet(beginnings)
-        self._heard = heard
+        self._forwards = forwards
         self._notice = notice
         self.modules = weakref.WeakSet(modules)  # that carry the hooks
         self._numbers: list[int] = []
@@ -72,7 +56,7 @@ class CompiledModules:
         for module in modules:
             number = next(_numbers)
             self._numbers.append(number)
-            _reports[number] = (weakref.ref(module), self._hear)
+            _reports[number] = (weakref.ref(module), self._read)
             hook = _HookOutside if module in beginnings and _is_outside(module) else Hook
             self._handles += [
                 module.register_forward_pre_hook(hook(partial(self._before, number)), with_kwargs=True),
@@ -93,24 +77,24 @@ class CompiledModules:
         if not self.recorded:
             return
         if not torch.compiler.is_compiling():
-            self._heard.enter(module, args, kwargs)
+            self._forwards.enter(module, args, kwargs)
         elif self.inputs:
-            for port, tensor in inputs_in(args, kwargs):
+            for port, tensor in (*tensors_in(args, "input"), *tensors_in(dict(kwargs), "input")):
                 _tell(tensor.detach(), _NOTHING, number, port)
 
     def _after(self, number: int, module: nn.Module, args: tuple[object, ...], output: object) -> None:
         if not self.recorded:
             return
         if not torch.compiler.is_compiling():
-            self._heard.leave(module, output)
+            self._forwards.leave(module, output)
         else:
             for port, tensor in tensors_in(output, "output"):
                 _tell(tensor.detach(), _NOTHING, number, port)
 
-    def _hear(self, module: nn.Module, port: str, tensor: Tensor) -> None:
+    def _read(self, module: nn.Module, port: str, tensor: Tensor) -> None:
         self.has_reported = True
         if self.recorded:
-            self._heard.read_compiled(module, port, tensor)
+            self._forwards.read_compiled(module, port, tensor)
 
 
 def _is_outside(module: nn.Module) -> bool:
@@ -130,10 +114,10 @@ _NOTHING = torch.zeros(1, dtype=torch.uint8)  # said to be written: an operator 
 
 @torch.library.custom_op("layerscope::tell", mutates_args=("nothing",))
 def _tell(tensor: Tensor, nothing: Tensor, number: int, port: str) -> None:
-    ref, hear = _reports.get(number, (None, None))
+    ref, read = _reports.get(number, (None, None))
     module = None if ref is None else ref()
-    if module is not None and hear is not None:
-        hear(module, port, tensor)
+    if module is not None and read is not None:
+        read(module, port, tensor)
 
 
 @_tell.register_fake

@@ -146,7 +146,7 @@ class TorchFramework(Framework):
 
     def on_gradient(self, tensor: Tensor, listen: Callable[[Tensor], None]) -> RemovableHandle | None:
         node, number = tensor.grad_fn, tensor.output_nr
-        if node is None:  # a leaf, whose node lives only as long as somebody uses it
+        if node is None:  # a leaf, whose node lives only as long as it is used
             handle: RemovableHandle = tensor.register_hook(listen)
             return handle
 

@@ -6,7 +6,6 @@ import gc
 import sys
 import threading
 import weakref
-from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, nullcontext
 from types import FrameType
@@ -21,20 +20,6 @@ from layerscope.capture.torch.framework import is_recorded_by_others
 from layerscope.capture.torch.trace.module_calls import switchboard
 
 _COMPILER = "torch._dynamo.eval_frame"
-
-
-_abandoned: deque[ExitStack] = deque()
-
-
-def abandon(hooks: ExitStack) -> None:
-    """Have hooks taken away later that hear nothing any more: torch may be going through its hooks right now."""
-    _abandoned.append(hooks.pop_all())
-
-
-def remove_abandoned() -> None:
-    """Take abandoned hooks away: from the training's own thread, outside of any hook."""
-    while _abandoned:
-        _abandoned.popleft().close()
 
 
 class Hook:
@@ -54,14 +39,14 @@ class Hook:
 def compiled_parts(model: nn.Module) -> set[nn.Module]:
     """The modules at which compiled regions begin: compiled, and not inside a compiled one; loads no compiler.
 
-    A module does not know whether somebody holds it in a wrapper of `torch.compile`: those are looked for.
+    A module does not know whether a wrapper of `torch.compile` holds it: all objects are searched for those.
     """
     parts = set(model.modules())
     compiled = {module for module in parts if module._compiled_call_impl is not None}
     compiler = sys.modules.get(_COMPILER)
     if compiler is not None:
         wrapper = compiler.OptimizedModule
-        compiled |= {found._orig_mod for found in gc.get_objects() if type(found) is wrapper} & parts
+        compiled |= {each._orig_mod for each in gc.get_objects() if type(each) is wrapper} & parts
     mine = [module for module in model.modules() if module in compiled]
     inside = {part for module in mine for part in module.modules() if part is not module}
     return set(mine) - inside

@@ -52,9 +52,9 @@ class Scaling:
         for _ in range(_DEEPEST):
             # Looking at a frame's variables keeps them alive with it: only torch's own frames, which soon end.
             if frame.f_globals.get("__name__") == _HOME:
-                found = frame.f_locals.get("self")
-                if isinstance(found, GradScaler):
-                    self._scaler, self.scale = weakref.ref(found), found.get_scale()
+                scaler = frame.f_locals.get("self")
+                if isinstance(scaler, GradScaler):
+                    self._scaler, self.scale = weakref.ref(scaler), scaler.get_scale()
                     return
             if frame.f_back is None:
                 break
@@ -63,11 +63,11 @@ class Scaling:
             self.scale = 1.0
 
     def of_skipped_step(self) -> float | None:
-        """The scale in a step in which no optimizer stepped; None if it cannot be told."""
+        """The scale in a step in which no optimizer stepped; None if it cannot be known."""
         if self.scale is None and not self._searched:
             self._searched = True
             # By type: asking an object for its class may run code of its own.
-            scalers = [found for found in gc.get_objects() if issubclass(type(found), GradScaler)]
+            scalers = [each for each in gc.get_objects() if issubclass(type(each), GradScaler)]
             scalers = [scaler for scaler in scalers if scaler.is_enabled()]
             self._unused = not scalers
             if len(scalers) == 1:
@@ -100,7 +100,7 @@ def _before_update(scaler: GradScaler) -> float:
 
 APPLIED_KINDS = frozenset((Kind.WEIGHT_GRAD, Kind.UPDATE, Kind.OPTIMIZER))
 AT_THE_END = frozenset((Kind.WEIGHT_GRAD, Kind.WEIGHT))
-IN_BACKWARD = frozenset(  # which a scale is on, found when the optimizer steps
+IN_BACKWARD = frozenset(  # with a scale, which is known when the optimizer steps
     (Kind.INPUT_GRAD, Kind.INPUT_GRAD_NORM, Kind.OUTPUT_GRAD, Kind.OUTPUT_GRAD_NORM, Kind.TENSOR_GRAD)
 )
 _COUNT = "step"  # in an optimizer's state: how often it stepped
@@ -131,7 +131,7 @@ class Parameters:
         self.graded: set[Tensor] = set()  # whose gradients were read in this step
         self.scaling = Scaling()
         self.stepped = False  # in this step
-        self.still_scaled = False  # the gradients of this step, which a fused optimizer was told to skip
+        self.still_scaled = False  # the gradients of this step, which a fused optimizer skips
         self.trained = bool(selection.optimizers)  # by an optimizer that was given or has been seen
 
     def hooks(self, targets: Targets) -> list[RemovableHandle]:
@@ -240,7 +240,7 @@ class Parameters:
             return
         self.stepped = self.trained = True
         if self._targets.kinds & APPLIED_KINDS:
-            applied = [found for parameter in mine for found in self._applied(parameter, optimizer)]
+            applied = [read for parameter in mine for read in self._applied(parameter, optimizer)]
             rows = self._summarizer.add_all([(tensor, keys) for tensor, keys, _ in applied])
             for row, (_, _, ratio) in zip(rows, applied, strict=True):
                 if row is not None and ratio is not None:

@@ -39,7 +39,7 @@ class WatchSelection:
         self.kinds = kinds
         self._sites = sites
         self._exclude = exclude
-        self._found: list[object] = []
+        self._members: list[object] = []
         self._targets: Targets | None = None
 
     @property
@@ -79,8 +79,8 @@ class WatchSelection:
 
     def targets(self) -> Targets:
         """The modules, parameters and buffers as they are now."""
-        found = _members(self.model)
-        if self._targets is None or not _same(found, self._found):
+        members = _members(self.model)
+        if self._targets is None or not _same(members, self._members):
             modules = {path or ROOT: module for path, module in self.model.named_modules()}
             parameters: dict[str, Tensor] = dict(self.model.named_parameters(remove_duplicate=False))
             buffers: dict[str, Tensor] = dict(self.model.named_buffers(remove_duplicate=False))
@@ -95,17 +95,17 @@ class WatchSelection:
                 kinds=self.kinds,
                 roots=_weak((path, module) for path, module in modules.items() if module in roots),
             )
-            self._found = found
+            self._members = members
         return self._targets
 
 
 def _by_tensor(tensors: Mapping[str, Tensor], chosen: set[str]) -> dict[Tensor, tuple[str, ...]]:
     """The chosen names of each tensor."""
-    found: dict[Tensor, tuple[str, ...]] = {}
+    names: dict[Tensor, tuple[str, ...]] = {}
     for name, tensor in tensors.items():
         if name in chosen:
-            found[tensor] = (*found.get(tensor, ()), name)
-    return found
+            names[tensor] = (*names.get(tensor, ()), name)
+    return names
 
 
 def _chosen(choices: tuple[Choice, ...], modules: Mapping[str, nn.Module], names: list[str]) -> set[str]:
@@ -129,9 +129,9 @@ def _weak(named: Iterable[tuple[str, nn.Module]]) -> Mapping[nn.Module, str]:
 def _members(model: nn.Module) -> list[object]:
     """All modules (by weak reference), parameters and buffers in some order; torch's own walk takes ten times as long.
 
-    A module has one weak reference for as long as somebody holds that, so it can be compared by identity.
+    A module has one weak reference for as long as that is referenced, so it can be compared by identity.
     """
-    found: list[object] = []
+    members: list[object] = []
     waiting: list[nn.Module | None] = [model]
     seen: set[nn.Module | None] = {None}
     while waiting:
@@ -139,20 +139,20 @@ def _members(model: nn.Module) -> list[object]:
         if module not in seen:
             assert module is not None
             seen.add(module)
-            found.append(weakref.ref(module))
-            found += module._parameters.values()
-            found += module._buffers.values()
+            members.append(weakref.ref(module))
+            members += module._parameters.values()
+            members += module._buffers.values()
             waiting += module._modules.values()
-    return found
+    return members
 
 
 def _roots(model: nn.Module) -> tuple[nn.Module, ...]:
     """The model itself; of a container without a forward, and of several models, the outermost that have one."""
     if type(model).forward is not nn.Module.forward or "forward" in vars(model):
         return (model,)
-    found = dict.fromkeys(root for part in model.children() for root in _roots(part))
-    inside = {part for root in found for part in root.modules() if part is not root}
-    return tuple(root for root in found if root not in inside)
+    roots = dict.fromkeys(root for part in model.children() for root in _roots(part))
+    inside = {part for root in roots for part in root.modules() if part is not root}
+    return tuple(root for root in roots if root not in inside)
 
 
 def _same(one: list[object], other: list[object]) -> bool:
@@ -235,7 +235,7 @@ def choices(words: Choices, what: str = "site") -> tuple[Choice, ...]:
 
 
 def _missed(choice: Choice, modules: Mapping[str, nn.Module], names: list[str]) -> str:
-    """What to tell somebody whose word selects nothing."""
+    """The error of a choice that selects nothing."""
     if not isinstance(choice, type):
         return unmatched(choice, names, "site")
     classes = sorted({type(module).__name__ for module in modules.values()})
@@ -251,8 +251,10 @@ def _optimizers(optimizer: Optimizer | Iterable[Optimizer] | None) -> tuple[Opti
 
 
 def _warn_of_strangers(model: nn.Module, optimizers: tuple[Optimizer, ...]) -> None:
-    held = {parameter for optimizer in optimizers for group in optimizer.param_groups for parameter in group["params"]}
-    if held and held.isdisjoint(model.parameters()):
+    trained = {
+        parameter for optimizer in optimizers for group in optimizer.param_groups for parameter in group["params"]
+    }
+    if trained and trained.isdisjoint(model.parameters()):
         warnings.warn(
             "The optimizer holds none of the model's parameters: their gradients are read when the step ends instead. "
             "Give the optimizer that trains this model.",

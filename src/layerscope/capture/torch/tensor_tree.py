@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from types import NoneType
 
 import torch
@@ -22,26 +22,20 @@ def tensors_in(value: object, port: str) -> Iterator[Port]:
     return framework.tensors_in(value, port, Tensor)
 
 
-def inputs_in(args: tuple[object, ...], kwargs: Mapping[str, object]) -> Iterator[Port]:
-    """Every tensor that a call takes, by its port: `input.0`, or `input.mask` for a keyword."""
-    yield from tensors_in(args, "input")
-    yield from tensors_in(dict(kwargs), "input")
-
-
-def gather(value: object, found: list[Tensor]) -> list[Tensor]:
-    """The same tensors without their ports, added to `found`: quicker, for calls that happen a thousand times."""
+def gather(value: object, tensors: list[Tensor]) -> list[Tensor]:
+    """The same tensors without their ports, added to `tensors`: quicker, for calls that happen a thousand times."""
     kind = type(value)
     if isinstance(value, Tensor):
-        found.append(value)
+        tensors.append(value)
     elif kind is tuple or kind is list:
         for item in value:  # type: ignore[attr-defined]  # mypy does not follow `kind`
-            gather(item, found)
+            gather(item, tensors)
     elif kind is dict:
         for item in value.values():  # type: ignore[attr-defined]
-            gather(item, found)
+            gather(item, tensors)
     elif kind not in _PLAIN:
-        found.extend(tensor for _, tensor in tensors_in(value, ""))
-    return found
+        tensors.extend(tensor for _, tensor in tensors_in(value, ""))
+    return tensors
 
 
 def shape_of(tensor: Tensor) -> tuple[int, ...]:
@@ -75,7 +69,7 @@ def local_part(tensor: Tensor) -> tuple[Tensor, str]:
     """
     if not is_wrapper(tensor):
         return tensor, ""
-    home = sys.modules.get(_HOME)  # whoever has such a tensor has loaded it
+    home = sys.modules.get(_HOME)  # loaded if there is such a tensor
     if home is None or not isinstance(tensor, home.DTensor):
         return tensor, ""
     with torch.no_grad():

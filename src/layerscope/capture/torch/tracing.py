@@ -69,7 +69,7 @@ class ForgivingTracer(Tracer):
         if self.ops.trouble is None:
             try:
                 listen(*args, **kwargs)
-            except Exception as error:  # noqa: BLE001  a bug of ours must not stop somebody's training
+            except Exception as error:  # noqa: BLE001  a bug of ours must not stop a training
                 self.ops.trouble = error
 
 
@@ -99,7 +99,7 @@ class StepTracer(ForgivingTracer):
         _entered.add(self)
 
     def leave(self) -> None:
-        """Trace no more; what cannot be taken off the stack of another thread does nothing there."""
+        """Trace no more; what cannot be removed from the stack of another thread does nothing there."""
         if threading.get_ident() != self._thread:
             self.give_up("the step ended on another thread")
             _left_behind.add(self.ops)
