@@ -92,7 +92,7 @@ def verified(directory: Directory, name: str, kind: str) -> bytes:
 
 
 def _nested(content: bytes) -> int:
-    """Nesting depth of brackets, including those in strings."""
+    """How deep brackets are nested, including those in strings."""
     brackets = np.frombuffer(content.translate(None, _NO_BRACKETS), np.uint8)
     opening = (brackets == ord("[")) | (brackets == ord("{"))
     return int(np.cumsum(np.where(opening, 1, -1)).max(initial=0))
