@@ -23,7 +23,7 @@ from layerscope.query.run_tables import module_classes
 from layerscope.query.tables import Table
 from layerscope.store.folder import create
 from layerscope.store.reader import Reader, Steps
-from layerscope.store.traces import pass_folders, read_pass
+from layerscope.store.traces import read_trace, trace_folders
 from layerscope.store.writer import FolderSink
 from layerscope.traces import Trace, stored_trace
 
@@ -204,7 +204,7 @@ class Run:
 
     def traces(self) -> list[Trace]:
         """The traces saved in the run, oldest first; their values are numpy arrays."""
-        return [stored_trace(read_pass(folder)) for folder in pass_folders(self.path)]
+        return [stored_trace(read_trace(folder)) for folder in trace_folders(self.path)]
 
     def add_curves(self, curves: object, step: str = "step") -> list[str]:
         """Add curves that were kept elsewhere, such as the loss, as metrics of the run; their names.

@@ -346,12 +346,12 @@ class Trace:
         `step` is the step of the run that it was taken at. The lines of code around its operations are kept with it.
         """
         from layerscope.store.folder import run_at
-        from layerscope.store.traces import StoredTrace, write_pass
+        from layerscope.store.traces import StoredTrace, write_trace
 
         last = {index: gradients[-1] for index, gradients in self.gradients.items() if gradients}
         code = code_of(self.record) if self.code is None else self.code
         stored = StoredTrace(self.record, _arrays(self.values), _arrays(last), code, step)
-        return write_pass(run_at(folder), stored)
+        return write_trace(run_at(folder), stored)
 
     def export(self, path: str | Path) -> None:
         """Write the trace as one file: `.html`, to look at and to mail, or `.json`, everything but the values."""

@@ -121,7 +121,7 @@ def _forge(chooser: random.Random, run: str, folder: Path, kinds: dict[str, list
             signing.sign_trace_file((target / file).parent, last)
 
     others = (
-        ("live.json",) if first == "tables" else (str(Path(file).parent / "pass.json"),) if first == "traces" else ()
+        ("live.json",) if first == "tables" else (str(Path(file).parent / "trace.json"),) if first == "traces" else ()
     )
     return Flaw(run, f"{made.text}, checksums made right", apply, (file, *others), forged=True)
 

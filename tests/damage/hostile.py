@@ -40,7 +40,7 @@ PLACES = (
     "tables/metrics",
     "traces",
     "traces/000001",
-    "traces/000001/pass.json",
+    "traces/000001/trace.json",
     "traces/000001/operations.arrow",
     "traces/000001/values.safetensors",
     "writer-r0.lock",
@@ -262,7 +262,7 @@ def _condemned(run: Path) -> None:
 NEST = "[" * NESTED + "]" * NESTED
 LONG = '"' + "y" * 80_000_000 + '"'
 LARGE = "1" + "0" * 400
-JSON_PLACES = ("run.json", "live.json", "graph.json", "traces/000001/pass.json", "sessions/{session}")
+JSON_PLACES = ("run.json", "live.json", "graph.json", "traces/000001/trace.json", "sessions/{session}")
 BOMBS: dict[str, Callable[[Path], None]] = {
     "device-live": _device,
     "bomb-rows": _long_part,
@@ -277,10 +277,10 @@ BOMBS: dict[str, Callable[[Path], None]] = {
     **{f"long-{_word(place)}": _with(place, LONG) for place in ("run.json", "live.json")},
     **{f"infinite-{_word(place)}": _changed(place, f'"{key}": ', f'"{key}": Infinity, "x": ') for place, key in _KEYS},
     **{f"large-{_word(place)}": _changed(place, f'"{key}": ', f'"{key}": {LARGE}, "x": ') for place, key in _KEYS},
-    "infinite-trace": _rewritten("traces/000001/pass.json", lambda said: said.update(elapsed_s=math.inf)),
-    "large-trace": _rewritten("traces/000001/pass.json", lambda said: said.update(elapsed_s=10**400)),
+    "infinite-trace": _rewritten("traces/000001/trace.json", lambda said: said.update(elapsed_s=math.inf)),
+    "large-trace": _rewritten("traces/000001/trace.json", lambda said: said.update(elapsed_s=10**400)),
     "texts-trace": _rewritten(
-        "traces/000001/pass.json", lambda said: said.update(elapsed_s="long", model=[[1]], step="x")
+        "traces/000001/trace.json", lambda said: said.update(elapsed_s="long", model=[[1]], step="x")
     ),
     "large-version": _changed("run.json", '"version": ', f'"version": {LARGE}, "x": '),
     **{

@@ -14,7 +14,7 @@ from layerscope.runs import Run
 from layerscope.store import segments
 from layerscope.store.compaction import compact
 from layerscope.store.folder import create
-from layerscope.store.traces import StoredTrace, write_pass
+from layerscope.store.traces import StoredTrace, write_trace
 from layerscope.store.writer import FolderSink
 from tests.store.runs import put_named, put_steps, summaries
 from tests.views.graphs import transformer
@@ -35,7 +35,7 @@ def make_runs(folder: Path) -> dict[str, Path]:
             _record(run, range(6, 9), rank=0)
             Run(run).add_curves({"step": [0, 1, 2], "accuracy": [0.5, 0.25, 0.125]})
             for step in (3, 7):
-                write_pass(run, _trace(step))
+                write_trace(run, _trace(step))
     return {"uncompacted": segmented, "compacted": parts}
 
 

@@ -102,11 +102,11 @@ def rewrite(file: Path, content: dict[str, object]) -> None:
 
 
 def sign_trace_file(folder: Path, name: str) -> None:
-    """What pass.json says of a file beside it; of tensors also what the head of their file says of them."""
+    """What trace.json says of a file beside it; of tensors also what the head of their file says of them."""
     file = folder / name
     content = file.read_bytes()
-    said = json.loads((folder / "pass.json").read_bytes())
+    said = json.loads((folder / "trace.json").read_bytes())
     if name.endswith(".safetensors"):
         content = content[: 8 + int.from_bytes(content[:8], "little")]
     said["checksums"][name] = xxh3_64_hexdigest(content)
-    rewrite(folder / "pass.json", said)
+    rewrite(folder / "trace.json", said)

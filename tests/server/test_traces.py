@@ -173,8 +173,8 @@ def test_what_is_not_there_is_refused_with_a_reason(traced: TestClient, path: st
 
 
 def test_a_damaged_trace_is_said_to_be_damaged(traced: TestClient, tmp_path: Path) -> None:
-    record = tmp_path / "runs" / "net" / "traces" / "000001" / "pass.json"
+    record = tmp_path / "runs" / "net" / "traces" / "000001" / "trace.json"
     record.write_text(record.read_text()[:100])
     entry, *_ = asked(traced, "/api/run/net/traces")["traces"]
-    assert "pass.json is damaged" in entry["failure"]
-    assert "pass.json is damaged" in refused(traced, "/api/run/net/trace?trace=000001", 409)
+    assert "trace.json is damaged" in entry["failure"]
+    assert "trace.json is damaged" in refused(traced, "/api/run/net/trace?trace=000001", 409)

@@ -16,7 +16,7 @@ from layerscope.model.trace_record import Role, StackFrame, TraceRecord, field_o
 from layerscope.store.files import checksum_text
 from layerscope.store.folder import create
 from layerscope.store.manifests import sealed
-from layerscope.store.traces import OPERATIONS, RECORD, StoredTrace, read_head, read_outline, read_pass, write_pass
+from layerscope.store.traces import OPERATIONS, RECORD, StoredTrace, read_head, read_outline, read_trace, write_trace
 from tests.store.runs import forge
 from tests.views import graphs
 
@@ -59,11 +59,11 @@ def stored(tmp_path: Path) -> StoredTrace:
 def folder(tmp_path: Path, stored: StoredTrace) -> Path:
     run = create(tmp_path / "run")
     run.lock.release()
-    return write_pass(run.path, stored)
+    return write_trace(run.path, stored)
 
 
 def test_a_trace_is_read_back_as_it_was_written(folder: Path, stored: StoredTrace) -> None:
-    found = read_pass(folder)
+    found = read_trace(folder)
     assert tuple(found.record.operations) == tuple(stored.record.operations)
     assert found.record.operations[1] == stored.record.operations[1]
     assert found.record.operations[-2:] == tuple(stored.record.operations[-2:])
@@ -118,7 +118,7 @@ def read_head_sums(path: Path) -> dict[str, str]:
         (OPERATIONS, Path.unlink, "operations.arrow is damaged"),
         (OPERATIONS, with_parent_from_nowhere, "refers to something that is not there"),
         (RECORD, cut, "do not match its checksum"),
-        (RECORD, lambda path: path.write_bytes(sealed({"format": "layerscope-pass", "version": 1})), "key is missing"),
+        (RECORD, lambda path: path.write_bytes(sealed({"format": "layerscope-trace", "version": 1})), "key is missing"),
     ],
 )
 def test_a_damaged_trace_is_told_with_its_file(

@@ -29,7 +29,7 @@ from layerscope.store.graph_files import read_graph
 from layerscope.store.manifests import MOST_NESTED, read_live, read_manifest, read_sessions, sealed
 from layerscope.store.reader import Reader
 from layerscope.store.segments import FRAME, Segment, framed
-from layerscope.store.traces import StoredTrace, read_pass, write_pass
+from layerscope.store.traces import StoredTrace, read_trace, write_trace
 from layerscope.store.writer import FolderSink
 from tests.damage.signing import chunks, frames, sign_part, sign_segment
 from tests.store.runs import ROOT, check_numbers, forge, put_named, put_steps, start
@@ -378,19 +378,19 @@ def test_segments_beyond_the_memory_they_may_take_are_read_again(
     assert steps_of(reader) == set(range(6))
 
 
-@pytest.mark.parametrize("file", ["operations.arrow", "values.safetensors", "gradients.safetensors", "pass.json"])
+@pytest.mark.parametrize("file", ["operations.arrow", "values.safetensors", "gradients.safetensors", "trace.json"])
 def test_a_flipped_bit_in_a_trace_is_told(tmp_path: Path, file: str) -> None:
     run = create(tmp_path / "run")
     run.lock.release()
     values = {0: np.arange(6.0).reshape(2, 3), 3: np.ones(4, np.float32)}
-    folder = write_pass(run.path, StoredTrace(graphs.transformer(1), values, values))
-    sound, chance = read_pass(folder), random.Random(file)
+    folder = write_trace(run.path, StoredTrace(graphs.transformer(1), values, values))
+    sound, chance = read_trace(folder), random.Random(file)
     assert np.array_equal(sound.values[0], values[0])
     content = (folder / file).read_bytes()
     for _ in range(50):
         (folder / file).write_bytes(flipped(content, chance.randrange(len(content)), chance.randrange(8)))
         with pytest.raises(FormatError, match=rf"{file} is damaged") as caught:
-            read_pass(folder)
+            read_trace(folder)
         assert str(caught.value).count("is damaged") == 1
 
 

@@ -143,8 +143,8 @@ def test_a_saved_number_has_no_axis(tmp_path: Path) -> None:
 
 @pytest.mark.feature("L10")
 def test_the_record_is_exported_as_json(trace: ls.Trace, tmp_path: Path) -> None:
-    trace.export(tmp_path / "pass.json")
-    content = json.loads((tmp_path / "pass.json").read_text())
+    trace.export(tmp_path / "trace.json")
+    content = json.loads((tmp_path / "trace.json").read_text())
     assert content["labels"] == trace.labels
     assert [row["function"] for row in content["operations"]] == [o.record.function for o in trace]
     with pytest.raises(SelectError, match=r"exported as \.html or \.json"):

@@ -21,7 +21,7 @@ from layerscope.query.discover import RunFolder, find_runs, is_still_run
 from layerscope.server import wire
 from layerscope.server.background import Diagnoses, IdleWorker
 from layerscope.store.reader import Reader, RowGroupCache, read_manifest, unread_problems
-from layerscope.store.traces import passes_revision
+from layerscope.store.traces import traces_revision
 from layerscope.views.dependencies import ProjectGraphs
 from layerscope.views.open_run import OpenRun, RunOrProblem, SeriesNumber, ViewCache
 from layerscope.views.run_overview import RunEntry, bounded_text, run_entry, site_list
@@ -224,7 +224,7 @@ class Catalogue:
             with opened.lock:
                 status, revision = opened.reader.status(), opened.reader.revision()
                 problems = known.problems_of(opened.reader, revision)
-            seen = (revision, passes_revision(path), self.diagnoses.known(path), problems)
+            seen = (revision, traces_revision(path), self.diagnoses.known(path), problems)
         except Exception as error:  # noqa: BLE001  a border: one run must not hide the others
             return State("unreadable", self._reason(error))
         self._compact(known, path, status)
@@ -246,7 +246,7 @@ class Catalogue:
             opened, known = self._looked_at(name, path)
             with opened.lock:
                 status, revision = opened.reader.status(), opened.reader.revision()
-                state = (status, revision, passes_revision(path))
+                state = (status, revision, traces_revision(path))
                 if known.entry is None or known.entry[0] != (*state, known.problems_of(opened.reader, revision)):
                     entry = run_entry(name, status, opened.reader)
                     problems = known.problems_of(opened.reader, revision)

@@ -37,7 +37,7 @@ from layerscope.store.format import (
 from layerscope.store.lock import is_held
 
 #: Bounds of a JSON file; docs/format.md states them.
-MOST_BYTES = {"run": 1 << 20, "session": 1 << 20, "live": 64 << 20, "graph": 64 << 20, "pass": 256 << 20}
+MOST_BYTES = {"run": 1 << 20, "session": 1 << 20, "live": 64 << 20, "graph": 64 << 20, "trace": 256 << 20}
 MOST_NESTED = 64
 MOST_ITEMS = 5_000_000
 MOST_WHOLE = 2**53  # exact in JavaScript, too

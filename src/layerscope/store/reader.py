@@ -35,7 +35,7 @@ from layerscope.store.row_filter import (
     without_earlier,
 )
 from layerscope.store.sources import RunFiles, Sources, TableSource, in_threads
-from layerscope.store.traces import RECORD, TRACES, pass_folders
+from layerscope.store.traces import RECORD, TRACES, trace_folders
 
 __all__ = [
     "RUN",
@@ -377,13 +377,13 @@ def unread_problems(folder: Path) -> list[str]:
     """
     problems = list(_problems(folder, (), GRAPH, "graph"))
     try:
-        traces = pass_folders(folder)
+        traces = trace_folders(folder)
     except FormatError as error:
         return list(dict.fromkeys([*problems, str(error)]))
     if traces:
         problems += _problems(folder, (TRACES,), "", "")
     for trace in traces:
-        problems += _problems(folder, (TRACES, trace.name), RECORD, "pass")
+        problems += _problems(folder, (TRACES, trace.name), RECORD, "trace")
     return problems
 
 

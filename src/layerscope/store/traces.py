@@ -98,7 +98,7 @@ class StoredTensors:
 
 
 TRACES = "traces"
-RECORD, OPERATIONS, VALUES, GRADIENTS = "pass.json", "operations.arrow", "values.safetensors", "gradients.safetensors"
+RECORD, OPERATIONS, VALUES, GRADIENTS = "trace.json", "operations.arrow", "values.safetensors", "gradients.safetensors"
 _NAME = re.compile(r"[0-9]{6,9}")
 KEPT_DTYPES = frozenset(DTYPES.values())
 _LISTS = frozenset({"shape", "inputs", "outputs", "parents", "parameters", "buffers", "written"})
@@ -139,7 +139,7 @@ class TraceOutline:
     step: int | None
 
 
-def write_pass(folder: Path, stored: StoredTrace) -> Path:
+def write_trace(folder: Path, stored: StoredTrace) -> Path:
     """Write a trace into a run folder; it appears completely or not at all."""
     try:
         with opened(folder) as run:
@@ -172,7 +172,7 @@ def _write_files(directory: Directory, stored: StoredTrace) -> None:
     about["code"] = [[*at, *snippet] for at, snippet in stored.code.items()]
     about["operations"] = len(stored.record.operations)
     about |= {what: len(arrays) for what, arrays in kept.items()}
-    write_json(directory, RECORD, "pass", {**about, **_circumstances(stored.record, frames)})
+    write_json(directory, RECORD, "trace", {**about, **_circumstances(stored.record, frames)})
 
 
 def _renamed(traces: Directory, aside: str) -> str:
@@ -189,7 +189,7 @@ def _renamed(traces: Directory, aside: str) -> str:
             return target
 
 
-def pass_folders(folder: Path) -> list[Path]:
+def trace_folders(folder: Path) -> list[Path]:
     """The traces of a run, oldest first."""
     try:
         with opened(folder, TRACES) as traces:
@@ -198,7 +198,7 @@ def pass_folders(folder: Path) -> list[Path]:
         return []
 
 
-def passes_revision(folder: Path) -> int:
+def traces_revision(folder: Path) -> int:
     """A number that changes when a trace is added to a run."""
     try:
         return (folder / TRACES).lstat().st_mtime_ns
@@ -206,13 +206,13 @@ def passes_revision(folder: Path) -> int:
         return 0
 
 
-def pass_revision(folder: Path) -> int:
+def trace_revision(folder: Path) -> int:
     """A number that changes when a trace is deleted and another one saved under its name."""
     with _readable(folder) as directory:
         return directory.stat(RECORD).st_mtime_ns
 
 
-def read_pass(folder: Path) -> StoredTrace:
+def read_trace(folder: Path) -> StoredTrace:
     """A stored trace."""
     head = read_head(folder)
     values, gradients = (tensors_of(folder, name, head).all() for name in (VALUES, GRADIENTS))
@@ -227,7 +227,7 @@ def tensors_of(folder: Path, name: str, head: TraceHead) -> StoredTensors:
 def read_head(folder: Path) -> TraceHead:
     """A stored trace without its tensors."""
     with _readable(folder) as directory, without_collection():
-        plain = read_json(directory, RECORD, "pass")
+        plain = read_json(directory, RECORD, "trace")
         outline = _outline(plain)
         frames = [StackFrame(*frame) for frame in plain["frames"]]
         calls = tuple(_from_json(ModuleCallRecord, row, frames) for row in plain["calls"])
@@ -251,11 +251,11 @@ def read_head(folder: Path) -> TraceHead:
 def read_outline(folder: Path) -> TraceOutline:
     """The entry of a trace in a list of traces; reads little."""
     with _readable(folder) as directory:
-        return _outline(read_json(directory, RECORD, "pass"))
+        return _outline(read_json(directory, RECORD, "trace"))
 
 
 def _outline(plain: Mapping[str, Any]) -> TraceOutline:
-    """The fields of pass.json about the whole trace, with their types checked."""
+    """The fields of trace.json about the whole trace, with their types checked."""
     elapsed_s, failure, step = float(plain["elapsed_s"]), plain["failure"], plain["step"]
     if not (math.isfinite(elapsed_s) and isinstance(plain["model"], str) and isinstance(failure, str | None)):
         raise ValueError("elapsed_s, model or failure")

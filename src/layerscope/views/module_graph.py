@@ -20,7 +20,7 @@ from layerscope.model.text import shape_text
 from layerscope.query import tables
 from layerscope.query.matrix import INF, MISSING, NAN, VALUE, Cells, Matrix, Question
 from layerscope.query.tables import at_or_before, first_of_each
-from layerscope.store.traces import pass_folders, passes_revision, read_head
+from layerscope.store.traces import read_head, trace_folders, traces_revision
 from layerscope.views.heatmap import ColorScale, color_scale
 from layerscope.views.nested_graph import (
     GroupOrder,
@@ -52,7 +52,7 @@ def module_graph(run: OpenRun) -> ModuleGraph:
             raise SelectError(f"The run {run.name!r} has no module graph: watch() was called without a model.")
         return ModuleGraph(graph, _flops(folder))
 
-    return run.cache.graphs.get(run.id, make, (run.reader.graph_revision(), passes_revision(folder)))
+    return run.cache.graphs.get(run.id, make, (run.reader.graph_revision(), traces_revision(folder)))
 
 
 def graph_groups(run: OpenRun, groups: Iterable[int]) -> GroupOrders:
@@ -76,7 +76,7 @@ def graph_numbers(run: OpenRun, question: Question, step: int | None, every: int
 
 def _flops(run: Path) -> dict[str, int]:
     """The FLOPs of every call in the newest trace of a run, by its site; nothing where there is no trace."""
-    folders = pass_folders(run)
+    folders = trace_folders(run)
     if not folders:
         return {}
     try:

@@ -15,7 +15,7 @@ from layerscope.query import tables
 from layerscope.query.history import read_history
 from layerscope.query.run_tables import statistics
 from layerscope.store.reader import Reader
-from layerscope.store.traces import pass_folders
+from layerscope.store.traces import trace_folders
 from layerscope.views.findings import FindingCounts
 from layerscope.views.histogram import FORMATS
 from layerscope.views.open_run import OpenRun, Runs
@@ -206,7 +206,7 @@ def step_range(reader: Reader, curves: MetricCurves) -> tuple[int, int] | None:
 
 def site_list(run: OpenRun) -> SiteList:
     """What can be shown of the run: one record as long as that does not change, since it can be long."""
-    series, stats, traces = run.reader.series(), statistics(run.reader), len(pass_folders(run.reader.folder))
+    series, stats, traces = run.reader.series(), statistics(run.reader), len(trace_folders(run.reader.folder))
 
     def make() -> SiteList:
         columns = series.select(SeriesEntry.__slots__).to_pydict()

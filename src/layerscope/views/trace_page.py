@@ -22,11 +22,11 @@ from layerscope.store.traces import (
     VALUES,
     StoredTensors,
     TraceHead,
-    pass_folders,
-    pass_revision,
     read_head,
     read_outline,
     tensors_of,
+    trace_folders,
+    trace_revision,
     without_collection,
 )
 from layerscope.views.open_run import OpenRun
@@ -264,12 +264,12 @@ def trace_list(run: OpenRun) -> TraceList:
         except FormatError as error:
             return TraceEntry(folder.name, "", 0, 0, 0, 0.0, str(error), None)
 
-    return TraceList(run.name, tuple(map(entry, pass_folders(run.reader.folder))))
+    return TraceList(run.name, tuple(map(entry, trace_folders(run.reader.folder))))
 
 
 def open_trace(run: OpenRun, name: str) -> OpenTrace:
     """The trace of that name, among those that are there."""
-    folders = {folder.name: folder for folder in pass_folders(run.reader.folder)}
+    folders = {folder.name: folder for folder in trace_folders(run.reader.folder)}
     if name not in folders:
         raise SelectError(f"The run has no trace {name[:40]!r}. It has {len(folders)} of them.")
     folder = folders[name]
@@ -277,7 +277,7 @@ def open_trace(run: OpenRun, name: str) -> OpenTrace:
 
 
 def _key(folder: Path) -> tuple[str, int]:
-    return str(folder), pass_revision(folder)
+    return str(folder), trace_revision(folder)
 
 
 def trace_picture(trace: OpenTrace, *, rolled: bool = True) -> TracePicture:
