@@ -57,7 +57,7 @@ def test_kinds_are_chosen_by_expression(tmp_path: Path) -> None:
         ({"sites": nn.LSTM}, "No module is a LSTM. There are: Dropout, Linear, Mlp, ReLU, Sequential"),
         ({"sites": re.compile("conv")}, "No site matches 'conv'"),
         ({"exclude": "nowhere"}, "No site matches 'nowhere'"),
-        ({"sites": 3.5}, "not by 3.5"),
+        ({"sites": 3.5}, "got 3.5"),
         ({"kinds": nn.Linear}, "No kind matches"),
         ({"exclude": "*"}, "Nothing would be recorded"),
     ],
