@@ -53,6 +53,6 @@ class Odd:
 
 
 def test_a_field_that_has_no_type_on_the_wire_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wire, "RECORDS", (Odd,))
+    monkeypatch.setattr(wire, "MESSAGES", (Odd,))
     with pytest.raises(TypeError, match="no type on the wire"):
         wire.typescript()

@@ -50,55 +50,58 @@ CUSTOM_PAGE_POLICY = (
 
 #: Views of one run, which is locked meanwhile.
 OF_RUN: Mapping[str, Callable[[OpenRun, Request], object]] = {
-    "timeline": lambda run, asked: run_overview.timeline(run, screen_of(asked)),
-    "notes": lambda run, asked: run_overview.notes_view(run),
-    "network": lambda run, asked: run_overview.network_view(run),
-    "histogram": lambda run, asked: histogram.series_histogram(
-        run, series_of(asked), axis_of(asked), screen_of(asked), format_of(asked)
+    "timeline": lambda run, request: run_overview.timeline(run, screen_of(request)),
+    "notes": lambda run, request: run_overview.notes_view(run),
+    "network": lambda run, request: run_overview.network_view(run),
+    "histogram": lambda run, request: histogram.series_histogram(
+        run, series_of(request), axis_of(request), screen_of(request), format_of(request)
     ),
-    "step-histogram": lambda run, asked: compare.step_histogram(
-        run, series_of(asked), step_of(asked), axis_of(asked), screen_of(asked), format_of(asked)
+    "step-histogram": lambda run, request: compare.step_histogram(
+        run, series_of(request), step_of(request), axis_of(request), screen_of(request), format_of(request)
     ),
-    "heatmap": lambda run, asked: heatmap.heat_map(run, question_of(asked), screen_of(asked)),
-    "graph": lambda run, asked: module_graph.module_graph(run).view,
-    "graph-groups": lambda run, asked: module_graph.graph_groups(run, integers(asked, "of")),
-    "graph-numbers": lambda run, asked: module_graph.graph_numbers(
-        run, question_of(asked), step_of(asked), every_of(asked), tensors="tensors" in asked.query_params
+    "heatmap": lambda run, request: heatmap.heat_map(run, question_of(request), screen_of(request)),
+    "graph": lambda run, request: module_graph.module_graph(run).view,
+    "graph-groups": lambda run, request: module_graph.graph_groups(run, integers(request, "of")),
+    "graph-numbers": lambda run, request: module_graph.graph_numbers(
+        run, question_of(request), step_of(request), every_of(request), tensors="tensors" in request.query_params
     ),
-    "traces": lambda run, asked: trace_page.trace_list(run),
-    "trace": lambda run, asked: trace_page.trace_picture(_trace(run, asked), rolled=_is_rolled(asked)),
-    "trace-groups": lambda run, asked: trace_page.trace_groups(
-        _trace(run, asked), integers(asked, "of"), rolled=_is_rolled(asked)
+    "traces": lambda run, request: trace_page.trace_list(run),
+    "trace": lambda run, request: trace_page.trace_picture(_trace(run, request), rolled=_is_rolled(request)),
+    "trace-groups": lambda run, request: trace_page.trace_groups(
+        _trace(run, request), integers(request, "of"), rolled=_is_rolled(request)
     ),
-    "trace-numbers": lambda run, asked: trace_page.trace_numbers(
-        _trace(run, asked), chosen(asked, "field", FIELDS), rolled=_is_rolled(asked)
+    "trace-numbers": lambda run, request: trace_page.trace_numbers(
+        _trace(run, request), chosen(request, "field", FIELDS), rolled=_is_rolled(request)
     ),
-    "trace-overview": lambda run, asked: _trace(run, asked).overview,
-    "operation": lambda run, asked: trace_page.operation_view(
-        _trace(run, asked), integer(asked, "op", None, 0), rolled=_is_rolled(asked)
+    "trace-overview": lambda run, request: _trace(run, request).overview,
+    "operation": lambda run, request: trace_page.operation_view(
+        _trace(run, request), integer(request, "op", None, 0), rolled=_is_rolled(request)
     ),
-    "operations": lambda run, asked: trace_page.operation_list(
-        _trace(run, asked), asked.query_params.get("search", "")
+    "operations": lambda run, request: trace_page.operation_list(
+        _trace(run, request), request.query_params.get("search", "")
     ),
-    "value": lambda run, asked: trace_page.operation_value(
-        _trace(run, asked), integer(asked, "op", None, 0), chosen(asked, "what", ("value", "gradient")), value_of(asked)
+    "value": lambda run, request: trace_page.operation_value(
+        _trace(run, request),
+        integer(request, "op", None, 0),
+        chosen(request, "what", ("value", "gradient")),
+        value_of(request),
     ),
 }
 
 #: Views of several runs, given by `run=…&run=…`; each is locked while it is read.
 OF_RUNS: Mapping[str, Callable[[Runs, Request], object]] = {
-    "metrics": lambda runs, asked: run_overview.metrics_view(runs, screen_of(asked)),
-    "compare/curves": lambda runs, asked: compare.compare_curves(
-        runs, tensor_of(asked), asked.query_params.get("stat", ""), screen_of(asked)
+    "metrics": lambda runs, request: run_overview.metrics_view(runs, screen_of(request)),
+    "compare/curves": lambda runs, request: compare.compare_curves(
+        runs, tensor_of(request), request.query_params.get("stat", ""), screen_of(request)
     ),
-    "compare/histograms": lambda runs, asked: compare.compare_histograms(
-        runs, tensor_of(asked), step_of(asked), axis_of(asked), screen_of(asked), format_of(asked)
+    "compare/histograms": lambda runs, request: compare.compare_histograms(
+        runs, tensor_of(request), step_of(request), axis_of(request), screen_of(request), format_of(request)
     ),
-    "compare/over-time": lambda runs, asked: compare.compare_over_time(
-        runs, tensor_of(asked), axis_of(asked), screen_of(asked), format_of(asked)
+    "compare/over-time": lambda runs, request: compare.compare_over_time(
+        runs, tensor_of(request), axis_of(request), screen_of(request), format_of(request)
     ),
-    "compare/difference": lambda runs, asked: heatmap.difference(
-        runs, question_of(asked), screen_of(asked), ratio=chosen(asked, "how", ("difference", "ratio")) == "ratio"
+    "compare/difference": lambda runs, request: heatmap.difference(
+        runs, question_of(request), screen_of(request), ratio=chosen(request, "how", ("difference", "ratio")) == "ratio"
     ),
 }
 
@@ -107,11 +110,11 @@ def routes(catalogue: Catalogue, custom_view: CustomView | None = None) -> list[
     """Everything the page can ask for. The functions block, so Starlette runs them in its thread pool."""
     special = _SpecialRoutes(catalogue, custom_view)
     answers: dict[str, Callable[[Request], object]] = {
-        "runs": lambda asked: run_overview.RunList(catalogue.title, __version__, tuple(catalogue.entries())),
+        "runs": lambda request: run_overview.RunList(catalogue.title, __version__, tuple(catalogue.entries())),
         "tensors": special.tensors,
         "tensors/samples": special.samples,
         "tensors/custom": special.custom_view,
-        "tensors/custom-saved": lambda asked: special.custom.saved(),
+        "tensors/custom-saved": lambda request: special.custom.saved(),
         "tensors/custom-page": special.custom_page,
         "run/{name:path}/findings": special.findings,
     }
@@ -232,5 +235,5 @@ class _SpecialRoutes:
 
 def _read_ahead(run: OpenRun, question: Question) -> None:
     with contextlib.suppress(LayerscopeError, OSError), run.lock:  # the request for it reports the error
-        if run.reader.status() != "running":  # else it is another one by the time it is asked for
+        if run.reader.status() != "running":  # else it is another one by the time it is request for
             run.matrix(question)

@@ -24,11 +24,9 @@ import numpy.typing as npt
 
 from layerscope.server import custom_view
 from layerscope.views import compare, findings, heatmap, run_overview, samples, tensors, trace_graph, trace_page
-from layerscope.views.dependencies import DependencyView
-from layerscope.views.histogram import HistogramView, Limits
+from layerscope.views.histogram import HistogramView
 from layerscope.views.module_graph import PartNumbers
-from layerscope.views.nested_graph import GroupOrder, GroupOrders, NestedGraph
-from layerscope.views.scalar import ScalarView
+from layerscope.views.nested_graph import GroupOrders, NestedGraph
 from layerscope.views.scales import AxisKind
 from layerscope.views.values import ValueView
 
@@ -52,68 +50,37 @@ class Problem:
     problem: str
 
 
-RECORDS: tuple[type, ...] = (
-    ScalarView,
-    Limits,
-    HistogramView,
-    findings.FindingCounts,
-    run_overview.RunEntry,
+#: What is sent by itself; the records inside are reached from these.
+MESSAGES: tuple[type, ...] = (
     run_overview.RunList,
-    run_overview.SeriesEntry,
-    run_overview.LimitedStatistic,
     run_overview.SiteList,
-    run_overview.EventEntry,
     run_overview.Timeline,
-    trace_page.TraceEntry,
-    trace_page.TraceList,
-    trace_graph.Crumb,
-    trace_graph.TraceParts,
-    trace_graph.TraceGroups,
-    trace_graph.TracePicture,
-    trace_graph.TraceNumbers,
-    trace_page.OperationLink,
-    trace_page.Fact,
-    trace_page.TraceRanking,
-    trace_page.TraceOverview,
-    trace_page.StackLine,
-    trace_page.OperationView,
-    trace_page.OperationList,
-    ValueView,
-    heatmap.ColorScale,
-    heatmap.HeatMapView,
-    heatmap.DifferenceView,
-    findings.EvidenceEntry,
-    findings.FindingEntry,
-    findings.NotCheckedEntry,
-    findings.FindingsView,
-    compare.RunCurve,
-    compare.Curves,
-    compare.CompareView,
-    compare.StepHistogram,
-    compare.HistogramsView,
-    compare.RunOverTime,
-    compare.OverTimeView,
-    DependencyView,
-    tensors.Neurons,
-    tensors.TensorPanel,
-    tensors.TensorsView,
-    run_overview.MetricCurve,
-    run_overview.MetricChart,
     run_overview.MetricsView,
     run_overview.NotesView,
     run_overview.NetworkView,
-    custom_view.CustomItem,
+    findings.FindingsView,
+    HistogramView,
+    heatmap.HeatMapView,
+    heatmap.DifferenceView,
+    compare.CompareView,
+    compare.HistogramsView,
+    compare.OverTimeView,
+    NestedGraph,
+    GroupOrders,
+    PartNumbers,
+    trace_page.TraceList,
+    trace_page.TraceOverview,
+    trace_page.OperationView,
+    trace_page.OperationList,
+    trace_graph.TracePicture,
+    trace_graph.TraceNumbers,
+    ValueView,
+    tensors.TensorsView,
+    samples.SamplesView,
     custom_view.CustomResult,
     custom_view.CustomSaved,
-    samples.SampleColumn,
-    samples.RunSamples,
-    samples.SamplesView,
     Change,
     Problem,
-    GroupOrder,
-    GroupOrders,
-    NestedGraph,
-    PartNumbers,
 )
 _AS_IT_IS = (str, int)  # long columns of them are not worth a look at each
 _FORMATS = {np.dtype(np.float64): "f8", np.dtype(np.float32): "f4", np.dtype(np.uint8): "u1"}
@@ -170,13 +137,30 @@ def _plain(value: object, columns: list[npt.NDArray[Any]]) -> object:
     return value.value if isinstance(value, Enum) else value
 
 
+def records() -> list[type]:
+    """All records that are sent, each after those inside it."""
+    reached: dict[type, None] = {}
+
+    def reach(hint: Any) -> None:  # Any: whatever an annotation can be
+        for argument in typing.get_args(hint):
+            reach(argument)
+        if is_dataclass(hint) and isinstance(hint, type) and hint not in reached:
+            for inner in typing.get_type_hints(hint).values():
+                reach(inner)
+            reached[hint] = None
+
+    for message in MESSAGES:
+        reach(message)
+    return list(reached)
+
+
 def typescript() -> str:
     """The TypeScript types of all records."""
     axes = " | ".join(f'"{kind.value}"' for kind in AxisKind)
     parts = [
         "// Generated from the Python records by `python -m layerscope.server.wire`. Do not edit.",
         f"export type AxisKind = {axes};",
-        *(_interface(record) for record in RECORDS),
+        *(_interface(record) for record in records()),
     ]
     return "\n\n".join(parts) + "\n"
 
@@ -199,7 +183,7 @@ def _type_name(hint: Any) -> str:  # Any: whatever an annotation can be
         return f"readonly {_type_name(arguments[0])}[]"
     if origin is types.UnionType:
         return " | ".join(_type_name(argument) for argument in arguments)
-    if hint in RECORDS or hint is AxisKind:
+    if isinstance(hint, type) and (is_dataclass(hint) or hint is AxisKind):
         return str(hint.__name__)
     raise TypeError(f"{hint} has no type on the wire. Use numbers, text, arrays, tuples of one type, or records.")
 
