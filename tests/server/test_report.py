@@ -11,9 +11,10 @@ from torch import nn
 import layerscope as ls
 from layerscope.cli.main import main
 from layerscope.errors import SelectError
-from layerscope.server import app, wire
+from layerscope.server import app
 from layerscope.server import one_file as module
 from layerscope.server.one_file import OfflineApi, report
+from tests.server.decoding import decode
 from tests.server.runs import write_run
 from tests.views.test_html import INDEX, unpacked
 
@@ -72,8 +73,8 @@ def test_only_histories_that_are_held_are_offered(run: Path) -> None:
 def test_a_report_counts_the_histories_that_it_left_out(run: Path) -> None:
     for most_bytes, left_out in ((0, 1), (12_000_000, 0)):
         answers = held(report(run, most_bytes=most_bytes).html)
-        assert wire.decode(answers["api/run/first/sites"])["left_out"] == left_out
-        (entry,) = wire.decode(answers["api/runs"])["runs"]
+        assert decode(answers["api/run/first/sites"])["left_out"] == left_out
+        (entry,) = decode(answers["api/runs"])["runs"]
         assert entry["findings"] is not None
 
 

@@ -17,6 +17,7 @@ from layerscope.stats import derived
 from layerscope.store.compaction import compact
 from layerscope.views.run_overview import MOST_EVENTS
 from tests.query.test_discover import closed_to_us
+from tests.server.decoding import decode
 from tests.server.runs import Writing, summaries, tensor_at, write_run
 
 
@@ -24,7 +25,7 @@ def asked(client: TestClient, path: str) -> Any:
     answer = client.get(path)
     assert answer.status_code == 200, answer.text
     assert answer.headers["content-type"] == wire.MEDIA_TYPE
-    return wire.decode(answer.content)
+    return decode(answer.content)
 
 
 def refused(client: TestClient, path: str, status: int) -> str:

@@ -12,6 +12,7 @@ from layerscope.model.records import Ints
 from layerscope.server import wire
 from layerscope.views.run_overview import Timeline
 from layerscope.views.scalar import Screen, scalar_view
+from tests.server.decoding import decode
 
 GENERATED = Path(__file__).parents[2] / "web" / "src" / "wire.gen.ts"
 
@@ -26,7 +27,7 @@ def test_a_record_comes_back_with_every_number_and_name() -> None:
     steps = np.arange(3)
     values = np.array([1.5, np.nan, -np.inf])
     view = scalar_view('lo"ss </script>é', steps, values, Screen())
-    plain = wire.decode(wire.encode(Timeline("run", 0, None, (view,), ())))
+    plain = decode(wire.encode(Timeline("run", 0, None, (view,), ())))
     assert plain["run"] == "run"
     assert plain["last_step"] is None
     assert plain["metrics"][0]["name"] == 'lo"ss </script>é'
@@ -41,7 +42,7 @@ def test_columns_are_aligned_whatever_the_length_of_the_head(name: str) -> None:
     start = -(-(4 + head) // 8) * 8
     assert (len(message) - start) % 8 == 0
     assert message[4 + head : start].strip(b"\0") == b""
-    assert wire.decode(message)["last"].tolist() == [1.0, 1.0]
+    assert decode(message)["last"].tolist() == [1.0, 1.0]
 
 
 @dataclass(frozen=True)

@@ -14,11 +14,10 @@ import hashlib
 import json
 import re
 import zlib
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from html import escape
 from pathlib import Path
-from typing import Any
 from urllib.parse import parse_qsl, unquote, urlencode
 
 from starlette.exceptions import HTTPException
@@ -34,6 +33,8 @@ from layerscope.server import wire
 from layerscope.server.app import STATIC
 from layerscope.server.catalogue import Catalogue
 from layerscope.server.routes import routes
+from layerscope.views.run_overview import SeriesEntry, site_list
+from layerscope.views.trace_page import TraceEntry, trace_list
 from layerscope.views.wording import FIELDS
 
 SCREEN = frozenset({"width", "height", "first", "last", "smooth", "coarse"})  # as in web/src/offline.ts
@@ -180,10 +181,6 @@ class _Content:
         self.answers[key_of(place, query)] = message
         return True
 
-    def plain(self, place: str) -> Any:  # Any: JSON's own shapes
-        """An answer as the page sees it."""
-        return wire.decode(self.source.ask(place, {}))
-
 
 def report(folder: Path, *, start: str = "", most_bytes: int = MOST_BYTES, hosted: bool = False) -> SavedReport:
     """The page on one run, as one file; `start` is the fragment of the address that it begins with."""
@@ -202,64 +199,57 @@ def report(folder: Path, *, start: str = "", most_bytes: int = MOST_BYTES, hoste
 
 
 def _gathered(content: _Content, folder: Path, start: str, most_bytes: int, *, hosted: bool) -> SavedReport:
-    address = f"api/run/{content.source.catalogue.title}"
+    catalogue = content.source.catalogue
+    address, run = f"api/run/{catalogue.title}", catalogue.open(catalogue.title)
     for place in ("findings", "timeline", "graph", "traces"):
         content.add(f"{address}/{place}", REPORT_SCREEN if place == "timeline" else {}, most_bytes)
     content.answers[key_of("api/runs", {})] = content.source.ask("api/runs", {})  # without it there is no page
-    everything = content.plain(f"{address}/sites")
-    reader = content.source.catalogue.open(content.source.catalogue.title).reader
-    stats = [name for name in everything["stats"] if name in (*STATS, *custom_statistics(reader))]
+    sites, traces = site_list(run), trace_list(run).traces
+    stats = [name for name in sites.stats if name in (*STATS, *custom_statistics(run.reader))]
     for_heat_maps = round(FOR_HEAT_MAPS * most_bytes)
-    for kind, mode, context in _settings(everything["series"]):
+    for kind, mode, context in _settings(sites.series):
         for stat in _of_kind(stats, kind):
             query = {"kind": kind, "stat": stat, "mode": mode, "context": context}
             content.add(f"{address}/graph-numbers", {**query, "tensors": 1}, for_heat_maps)
             content.add(f"{address}/heatmap", {**query, "rank": 0, **REPORT_SCREEN}, for_heat_maps)
-    traces = content.plain(f"{address}/traces")["traces"]
     room = most_bytes if not traces else content.used + round(FOR_SERIES * (most_bytes - content.used))
-    kept = [
-        series
-        for series in _in_order(folder, everything["series"])
-        if _add_series(content, address, series, stats, room)
-    ]
-    numbers = {(series["series"], series["rank"]) for series in kept}
-    listed = [series for series in everything["series"] if (series["series"], series["rank"]) in numbers]
-    # Who is hosted can ask for the rest, and must know of it.
-    left_out = len(everything["series"]) - len(listed)
-    sites = everything if hosted else {**everything, "series": listed, "stats": stats, "left_out": left_out}
-    content.answers[key_of(f"{address}/sites", {})] = wire.encode(sites)
-    contents = [f"{len(kept)} of {len(everything['series'])} histories"] if everything["series"] else []
+    ordered = _in_order(folder, sites.series)
+    kept = {(one.series, one.rank) for one in ordered if _add_series(content, address, one, stats, room)}
+    listed = tuple(one for one in sites.series if (one.series, one.rank) in kept)
+    left_out = len(sites.series) - len(listed)
+    # A host answers requests for the rest, so that the page must know of it.
+    saved = sites if hosted else replace(sites, series=listed, stats=tuple(stats), left_out=left_out)
+    content.answers[key_of(f"{address}/sites", {})] = wire.encode(saved)
+    contents = [f"{len(kept)} of {len(sites.series)} histories"] if sites.series else []
     contents += [_add_trace(content, address, trace, most_bytes) for trace in reversed(traces)]
     holds = "; ".join(contents) or "a run without histories and traces"
     return SavedReport(one_file(STATIC, OneFile(content.answers, start, holds, hosted)), holds)
 
 
-def _settings(series: list[dict[str, Any]]) -> list[tuple[str, str, str]]:
+def _settings(series: Sequence[SeriesEntry]) -> list[tuple[str, str, str]]:
     """Kinds, modes and contexts that occur together, those of one kind side by side."""
-    settings = dict.fromkeys((one["kind"], one["mode"], one["context"]) for one in series)
+    settings = dict.fromkeys((one.kind, one.mode, one.context) for one in series)
     kinds = list(dict.fromkeys(kind for kind, _, _ in settings))
     return sorted(settings, key=lambda setting: kinds.index(setting[0]))
 
 
-def _in_order(folder: Path, series: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+def _in_order(folder: Path, series: Sequence[SeriesEntry]) -> list[SeriesEntry]:
     """Histories, those with findings first, then the kinds that are looked at most."""
     try:
         suspects = {finding.site for finding in check(folder).findings}
     except LayerscopeError:  # what cannot be checked can still be shown
         suspects = set()
     rank = {kind: at for at, kind in enumerate(KINDS)}
-    return iter(sorted(series, key=lambda one: (one["site"] not in suspects, rank.get(one["kind"], len(rank)))))
+    return sorted(series, key=lambda one: (one.site not in suspects, rank.get(one.kind, len(rank))))
 
 
-def _add_series(content: _Content, address: str, series: dict[str, Any], stats: list[str], room: int) -> bool:
-    which = {"series": series["series"], "rank": series["rank"], **REPORT_SCREEN}
+def _add_series(content: _Content, address: str, series: SeriesEntry, stats: list[str], room: int) -> bool:
+    which = {"series": series.series, "rank": series.rank, **REPORT_SCREEN}
     if not content.add(f"{address}/histogram", {**which, "axis": AXES[0]}, room):
         return False
     for axis in AXES[1:]:
         content.add(f"{address}/histogram", {**which, "axis": axis}, room)
-    return all(
-        content.add(f"{address}/scalar", {**which, "stat": stat}, room) for stat in _of_kind(stats, series["kind"])
-    )
+    return all(content.add(f"{address}/scalar", {**which, "stat": stat}, room) for stat in _of_kind(stats, series.kind))
 
 
 def _of_kind(stats: list[str], kind: str) -> list[str]:
@@ -267,9 +257,9 @@ def _of_kind(stats: list[str], kind: str) -> list[str]:
     return [stat for stat in stats if kind in KINDS_WITH.get(stat, (kind,))]
 
 
-def _add_trace(content: _Content, address: str, trace: dict[str, Any], room: int) -> str:
+def _add_trace(content: _Content, address: str, trace: TraceEntry, room: int) -> str:
     """Take in one trace; what of it is in the file, in words."""
-    name, count = {"trace": trace["name"]}, trace["operations"]
+    name, count = {"trace": trace.name}, trace.operations
     for more in ROLLED:
         content.add(f"{address}/trace", {**name, **more}, room)
         for fields in FIELDS:
@@ -284,8 +274,8 @@ def _add_trace(content: _Content, address: str, trace: dict[str, Any], room: int
     values = [
         content.add(f"{address}/value", {**name, "op": op, "what": what, **PICTURE}, room)
         for op in described
-        for what in ("value", "gradient")
-        if trace[f"{what}s"]
+        for what, count_of in (("value", trace.values), ("gradient", trace.gradients))
+        if count_of
     ]
-    kept = trace["values"] + trace["gradients"]
-    return f"trace {int(trace['name'])} with {len(described)} of {count} operations and {sum(values)} of {kept} tensors"
+    kept = trace.values + trace.gradients
+    return f"trace {int(trace.name)} with {len(described)} of {count} operations and {sum(values)} of {kept} tensors"

@@ -103,19 +103,6 @@ def encode(record: object) -> bytes:
     return b"".join(parts)
 
 
-def decode(message: bytes) -> Any:  # Any: JSON's own shapes, with arrays in them
-    """The plain content of an encoded record, as the page sees it."""
-    size = int.from_bytes(message[:4], "little")
-    start = _padded(4 + size)
-
-    def revived(plain: dict[str, Any]) -> Any:
-        return columns[plain["column"]] if set(plain) == {"column"} else plain
-
-    head = json.loads(message[4 : 4 + size])
-    columns = [np.frombuffer(message, f"<{kind}", length, start + at) for kind, at, length in head["columns"]]
-    return json.loads(json.dumps(head["record"]), object_hook=revived)
-
-
 def _padded(size: int) -> int:
     return -(-size // ALIGNMENT) * ALIGNMENT
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from enum import Enum
 from itertools import pairwise
 
@@ -204,16 +204,12 @@ class DrawOptions:
     expanded: Collection[str] = ()  # modules that are open whatever the depth
 
 
-@dataclass(frozen=True, slots=True)
-class NodeView:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeView(Box):
     """One node: an operation, or a closed module."""
 
     id: int
     role: BlockRole
-    x: float
-    y: float
-    width: float
-    height: float
     title: str
     lines: tuple[str, ...]
     tooltip: str
@@ -223,21 +219,15 @@ class NodeView:
     color: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class GroupView:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupView(Box):
     """The box of an open module."""
 
     id: int
     level: int
-    x: float
-    y: float
-    width: float
-    height: float
     title: str
     detail: str  # class and passes, drawn where there is room
     tooltip: str
-    title_x: float
-    title_width: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -325,16 +315,12 @@ def _nodes(
     scale = color_scale(drawable.tree.record, visible, options.color_by)
     nodes = []
     for block in visible:
-        box = arranged.boxes[block.index]
         value, color = scale.of(block) if scale else (None, None)
         nodes.append(
             NodeView(
                 id=block.index,
                 role=block.role,
-                x=box.x,
-                y=box.y,
-                width=box.width,
-                height=box.height,
+                **asdict(arranged.boxes[block.index]),
                 title=wording.title(block),
                 lines=wording.lines(block),
                 tooltip=_tooltip(block, wording),
@@ -351,15 +337,10 @@ def _group(block: TraceBlock, box: Box, wording: TraceWording) -> GroupView:
     return GroupView(
         id=block.index,
         level=block.level,
-        x=box.x,
-        y=box.y,
-        width=box.width,
-        height=box.height,
+        **asdict(box),
         title=wording.title(block),
         detail=wording.class_name(block),
         tooltip=_tooltip(block, wording),
-        title_x=box.title_x,
-        title_width=box.title_width,
     )
 
 
