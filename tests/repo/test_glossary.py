@@ -82,7 +82,7 @@ RETIRED = {
         "OwnItem",
         "OwnResult",
         "OwnSaved",
-        "Nesting",
+        "Nesting(",
         "OpBlock",
         "ModuleBox",
         "ModuleBoxes",
