@@ -1,1 +1,1 @@
-"""Every operation of a pass: intercepted, recorded, proved by executing it again, run again with changes."""
+"""Traces of a forward pass: every operation is intercepted, recorded, validated, and can be rerun with edits."""

@@ -1,4 +1,4 @@
-"""A call's arguments without its tensors: a skeleton that holds none of them alive, and can be filled again."""
+"""Arguments of a call without its tensors: a skeleton that keeps no tensor alive and can be filled again."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-HOLE = object()  # stands where a tensor was; a class of our own would be followed by the garbage collector
+HOLE = object()  # replaces a tensor; the garbage collector would track an instance of a Python class
 POSITIONS = tuple(str(at) for at in range(64))
 
 _PLAIN = frozenset(
@@ -20,9 +20,7 @@ _PLAIN = frozenset(
      torch.memory_format, torch.Generator)
 )  # fmt: skip
 
-Found = list[
-    Any
-]  # argument, tensor, argument, tensor …: flat, since a pair for each would burden the garbage collector
+Found = list[Any]  # argument, tensor, argument, tensor …: flat, because pairs would burden the garbage collector
 
 
 def take_apart(args: tuple[Any, ...], kwargs: dict[str, Any], found: Found) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
@@ -46,13 +44,13 @@ def take_apart(args: tuple[Any, ...], kwargs: dict[str, Any], found: Found) -> t
 def put_together(
     args: tuple[Any, ...], kwargs: dict[str, Any], tensor_at: Callable[[str], Any]
 ) -> tuple[list[Any], dict[str, Any]]:
-    """The arguments with every hole filled by what `tensor_at` gives for its place."""
+    """The arguments with every hole filled by `tensor_at(position)`."""
     filled = [_fill(value, str(at), tensor_at) for at, value in enumerate(args)]
     return filled, {name: _fill(value, name, tensor_at) for name, value in kwargs.items()}
 
 
 def holes(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[str], list[Tensor]]:
-    """The places of all holes, in order; and tensors that were left in, of which there should be none."""
+    """The positions of all holes, in order, and remaining tensors, of which there should be none."""
     places: list[str] = []
     left: list[Tensor] = []
 
@@ -90,7 +88,7 @@ def _fill(value: Any, at: str, tensor_at: Callable[[str], Any]) -> Any:
 
 
 def rebuild(value: Any, at: str, part: Callable[[Any, str], Any]) -> Any:
-    """A container of the same kind with each part replaced; anything else as it is."""
+    """A container of the same kind with each item replaced; anything else unchanged."""
     if isinstance(value, (list, tuple)) and type(value) is not torch.Size:
         items = [part(item, f"{at}.{i}") for i, item in enumerate(value)]
         return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)

@@ -1,4 +1,4 @@
-"""Whether two tensors are the same, bit for bit, whatever they are made of."""
+"""Bitwise equality of two tensors of any class."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from torch import Tensor
 
 
 def has_values(tensor: Tensor) -> bool:
-    """Whether there are numbers to compare: not on the meta device, nor in a fake tensor."""
+    """Whether the tensor has values: not on the meta device, nor in a fake tensor."""
     return not tensor.is_meta and type(tensor).__name__ not in ("FakeTensor", "FunctionalTensor")
 
 
 def same(one: Tensor, other: Tensor) -> bool:
-    """Whether kind, shape and every bit agree."""
+    """Whether class, shape and every bit agree."""
     with torch.no_grad(), torch._C.DisableTorchFunction():
         one, other = one.detach(), other.detach()
         if one.dtype != other.dtype or one.layout != other.layout or one.is_nested != other.is_nested:
@@ -28,7 +28,7 @@ def same(one: Tensor, other: Tensor) -> bool:
 
 
 def difference(one: Tensor, other: Tensor) -> float:
-    """The largest difference, relative to the largest value; infinite where the two cannot be compared."""
+    """The largest difference, relative to the largest value; infinite if the two cannot be compared."""
     with torch.no_grad(), torch._C.DisableTorchFunction():
         comparable = one.shape == other.shape and one.layout == other.layout == torch.strided and not one.is_nested
         if not comparable or not (one.is_floating_point() or one.is_complex()):
@@ -47,7 +47,7 @@ def _pieces(nested: Tensor) -> tuple[Tensor, ...]:
 
 
 def _dense_parts(tensor: Tensor) -> list[Tensor]:
-    """Strided tensors that together hold every number of a tensor."""
+    """Strided tensors that together contain every value of a tensor."""
     if tensor.is_quantized:
         return [tensor.int_repr()]
     if tensor.layout is torch.strided:
@@ -65,7 +65,7 @@ def _same_bits(one: Tensor, other: Tensor) -> bool:
     if one.shape != other.shape:
         return False
     if type(one) is not Tensor and type(one).__torch_dispatch__ is not Tensor.__torch_dispatch__:
-        return bool(torch.equal(one, other))  # a wrapper has no bits of its own
+        return bool(torch.equal(one, other))  # a wrapper has no memory of its own
     bits, others = (torch.view_as_real(t) if t.is_complex() else t for t in (one, other))
     return bool(torch.equal(_bytes(bits), _bytes(others)))
 

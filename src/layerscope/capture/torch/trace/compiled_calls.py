@@ -1,7 +1,7 @@
-"""Modules that `torch.compile` has compiled: they run as if nobody traced, and are one operation.
+"""Modules compiled by `torch.compile`: they run untraced, as one operation.
 
-Under a function mode, or where a global hook is new, compiled code is compiled again, and what it does inside is of
-buffers that no call gave. So the mode is taken away while such a module runs.
+Under a function mode, or after a new global hook, torch compiles the code again, and its inner operations use buffers
+that no call returned. The mode is therefore removed while such a module runs.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from layerscope.capture.torch.trace.module_calls import switchboard
 
 
 def is_compiled(module: nn.Module) -> bool:
-    """Whether a call of the module runs compiled code, made by `torch.compile(module)` or `module.compile()`."""
+    """Whether a call of the module runs compiled code, from `torch.compile(module)` or `module.compile()`."""
     return type(module).__name__ == "OptimizedModule" or module._compiled_call_impl is not None
 
 
 class CompiledCalls:
-    """A function mode taken out of the stack, until it is put back at its place."""
+    """A function mode removed from the stack until `end`."""
 
     def __init__(self, mode: TorchFunctionMode) -> None:
         self._mode = mode
@@ -42,10 +42,10 @@ class CompiledCalls:
 
 
 def sink(mode: TorchFunctionMode) -> None:
-    """Move an entered mode below all others, so that blocks which others began before it may end before it.
+    """Move an entered mode below all others, so that blocks entered before it may exit before it.
 
     The mode of `set_default_device` stays below: torch looks for it there. That of a `with torch.device(…)` block does
-    not: at its end the block takes away whatever is on top.
+    not: at its end the block pops the topmost mode.
     """
     modes = _popped()
     modes.remove(mode)
@@ -55,7 +55,7 @@ def sink(mode: TorchFunctionMode) -> None:
 
 
 def leave(mode: TorchFunctionMode) -> None:
-    """Take a mode out of this thread's stack, wherever it stands, if it is there."""
+    """Remove a mode from this thread's stack, at any position, if it is there."""
     modes = _popped()
     _pushed(other for other in modes if other is not mode)
 
@@ -70,14 +70,14 @@ def _pushed(modes: Iterable[TorchFunctionMode]) -> None:
 
 
 class _Announcer:
-    """Lets tracers hear of modules that were compiled in place: torch calls no hook from outside for those."""
+    """Notifies tracers of modules compiled in place, for which torch calls no global hook."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._originals: dict[nn.Module, tuple[Callable[..., Any], int]] = {}
 
     def connect(self, modules: Iterable[nn.Module]) -> list[nn.Module]:
-        """Announce the calls of those that are compiled in place; gives them, for `disconnect`."""
+        """Announce the calls of modules compiled in place; returns them, for `disconnect`."""
         with self._lock:
             compiled = [module for module in modules if module._compiled_call_impl is not None]
             for module in compiled:

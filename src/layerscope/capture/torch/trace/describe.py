@@ -1,4 +1,4 @@
-"""Floating-point operations of a call, from its shapes. A multiplication and an addition count as two."""
+"""Turns what a tracer recorded into a `TraceRecord`; FLOPs of a call from its shapes (a multiply-add is two)."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from layerscope.model.trace_record import (
 )
 
 Shape = Sequence[int]
-Shapes = Sequence[Shape]  # of the call's tensor arguments, in order
+Shapes = Sequence[Shape]  # shapes of the call's tensor arguments, in order
 
 
 def _linear(out: Shape, given: Shapes) -> int:
@@ -59,7 +59,7 @@ def _attention(out: Shape, given: Shapes) -> int:
 
 
 def _recurrent(out: Shape, given: Shapes) -> int:
-    """Matrices and biases of all layers and directions, once for each element of each sequence."""
+    """Matrices and biases of all layers and directions, once per element of each sequence."""
     matrices = [shape for shape in given[1:] if len(shape) == 2]
     high = {shape[0] for shape in matrices}
     biases = [shape[0] for shape in given[1:] if len(shape) == 1 and shape[0] in high]
@@ -115,11 +115,11 @@ _BY_NAME = {name: count for count, names in _COUNTS.items() for name in names.sp
 
 
 def flops(function: str, out: Shape, given: Shapes) -> int | None:
-    """Operations of one call; None where nothing is known of the function."""
+    """FLOPs of one call; None for an unknown function."""
     count = _BY_NAME.get(function)
     try:
         return None if count is None else count(out, given)
-    except IndexError:  # called in a way the formula does not know
+    except IndexError:  # called in a way that the formula does not cover
         return None
 
 
@@ -128,12 +128,12 @@ LONGEST_ARGUMENT = 80
 Texts = tuple[tuple[str, str], ...]  # argument and text
 
 _DETOUR = torch.overrides.handle_torch_function.__code__
-_PLACELESS = frozenset(("alias", "update", "compiled"))  # tensors whose making was not seen
+_PLACELESS = frozenset(("alias", "update", "compiled"))  # tensors whose creation was not observed
 _ROLES = {role.value: role for role in (Role.INPUT, Role.OUTPUT, Role.CONSTANT)}
 
 
 def describe(tracer: Tracer, name: str, seed: int | None, failure: str | None) -> TraceRecord:
-    """The record of everything the tracer saw."""
+    """The record of everything the tracer observed."""
     model = tracer.model
     return TraceRecord(
         model=name,
@@ -149,9 +149,9 @@ def describe(tracer: Tracer, name: str, seed: int | None, failure: str | None) -
 
 
 class Operations(Sequence[Operation]):
-    """What the tracer has seen so far; each operation is put into words when it is first asked for.
+    """The operations so far; the record of each is built on first access.
 
-    Of thousands few are looked at, and each would be one more thing for the garbage collector to walk through.
+    Few of thousands are read, and each would be one more object for the garbage collector.
     """
 
     def __init__(self, tracer: Tracer) -> None:
@@ -167,7 +167,7 @@ class Operations(Sequence[Operation]):
         self._written = dict(tracer.graph.externals.written)
         self._sites = _sites(nodes)
         self._texts: dict[tuple[int, ...], Texts] = {}
-        self._lines: dict[int, tuple[StackFrame, ...]] = {}  # by site
+        self._lines: dict[int, tuple[StackFrame, ...]] = {}  # site → frames
         self._made: list[Operation | None] = [None] * len(self._rows)
 
     def __len__(self) -> int:
@@ -192,10 +192,10 @@ class Operations(Sequence[Operation]):
         return repr(tuple(self))
 
     def __reduce__(self) -> tuple[object, ...]:
-        return tuple, (tuple(self),)  # holes for tensors are known by identity, and would not survive a copy
+        return tuple, (tuple(self),)  # holes for tensors are compared by identity and would not survive a copy
 
     def outlines(self) -> Iterator[Outline]:
-        """What layers are made from."""
+        """The outlines of the operations, which determine their layers."""
         makers, paths = self._makers, self._paths
         for row, site in zip(self._rows, self._sites, strict=True):
             about, function = makers[row[0]]
@@ -240,14 +240,14 @@ class Operations(Sequence[Operation]):
         )
 
     def _names(self, row: Row) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Parameters and buffers that a call took."""
+        """Parameters and buffers that a call used."""
         if not row[4]:
             return (), ()
         used = [self._externals[number] for _, number in pairs(row[4])]
         return tuple([e.name for e in used if e.is_learnt]), tuple([e.name for e in used if not e.is_learnt])
 
     def _arguments(self, row: Row) -> Texts:
-        """Arguments that are no tensors, by name where it is known; put into words once for the same objects."""
+        """Arguments that are not tensors, by name if known; formatted once for the same objects."""
         maker, args, kwargs = row[:3]
         key = (maker, len(args), *map(id, args), *map(id, kwargs))
         texts = self._texts.get(key)
@@ -276,9 +276,9 @@ class _External(NamedTuple):
 
 
 def _sites(nodes: Nodes) -> list[int]:
-    """A small number for the place in the code of every node, and the way it was reached."""
+    """A small number for the line of code and the call stack of every node."""
     numbers: dict[object, int] = {}
-    around: dict[int, int] = {}  # module call → its own number
+    around: dict[int, int] = {}  # module call → its number
 
     def number(function: str, frames: Frames, call: int) -> int:
         outer = around.get(call)
@@ -286,7 +286,7 @@ def _sites(nodes: Nodes) -> list[int]:
             inside = nodes.calls[call]
             way = 0 if inside.parent is None else number("", inside.frames, inside.parent.index)
             outer = around[call] = numbers.setdefault((way, inside.path), len(numbers))
-        # Code objects by identity: their own comparison reads the whole body.
+        # Code objects by identity: comparing them reads the whole body.
         place = (function, outer, *frames[1::2], *map(id, frames[::2]))
         return numbers.setdefault(place, len(numbers))
 
@@ -294,7 +294,7 @@ def _sites(nodes: Nodes) -> list[int]:
     found = []
     for index, row in enumerate(nodes.rows):
         name, frames = names[row[0]], row[6]
-        # No line of code made it, so it has no place to share with others.
+        # No line of code computed it, so it shares its site with no other node.
         placeless = not frames and name in _PLACELESS
         found.append(numbers.setdefault((index,), len(numbers)) if placeless else number(name, frames, row[5]))
     return found
@@ -325,7 +325,7 @@ def _device_name(device: torch.device) -> str:
 
 
 def _lines(frames: Frames) -> tuple[StackFrame, ...]:
-    if frames and frames[0] is _DETOUR:  # taken by a Python function of torch's, which is the operation itself
+    if frames and frames[0] is _DETOUR:  # used by a Python function of torch, which is the operation itself
         frames = frames[4:]
     return tuple(_line(frames[at], frames[at + 1]) for at in range(0, len(frames), 2))
 
@@ -343,8 +343,8 @@ def _table(code: CodeType) -> tuple[list[int], list[int | None]]:
     return [start for start, _ in rows], [line for _, line in rows]
 
 
-def _text(value: Any) -> str | None:  # Any: an argument of the user's
-    """An argument as text; None for one that is a tensor."""
+def _text(value: Any) -> str | None:  # Any: an argument of the user
+    """An argument as text; None for a tensor."""
     if type(value) in (int, float, bool):
         return repr(value)
     if value is HOLE or (type(value) in (list, tuple) and any(item is HOLE for item in value)):

@@ -1,4 +1,4 @@
-"""Replacing results while a pass runs for the first time: by what is known of an operation then."""
+"""Replaces results of operations: during the first execution of a forward, or in a second one."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from layerscope.model.patterns import nearest
 
 @dataclass(frozen=True, slots=True)
 class RunningOp:
-    """An operation as far as it is known while the pass runs."""
+    """An operation as known while the forward runs."""
 
     index: int
     function: str  # "conv2d"
-    module: str  # path of the module it happens in, "" for the model itself
+    module: str  # path of the enclosing module, "" for the model itself
     call: int  # 1 in the first call of that module
-    position: int  # which of the call's results
+    position: int  # index among the results of the call
     shape: tuple[int, ...]
     dtype: torch.dtype
     parameters: tuple[str, ...]  # and buffers
@@ -39,21 +39,21 @@ Change = Callable[[Tensor], Tensor]
 
 
 class LiveEditor:
-    """Applies edits wherever their selector says so."""
+    """Applies edits to operations that their selectors match."""
 
     def __init__(self, graph: OpGraph, edits: Mapping[When, Change | Tensor]) -> None:
-        self.edited: set[int] = set()  # nodes whose result is not what their function gave
+        self.edited: set[int] = set()  # nodes whose result was replaced
         self._graph = graph
         self._edits = [(when, _change(when, change)) for when, change in edits.items()]
         self._unmet = dict.fromkeys(edits)
-        self._names: dict[str, None] = {}  # functions and modules that were met
+        self._names: dict[str, None] = {}  # functions and modules seen so far
 
     def function(self, node: int, function: Function) -> Function:
-        """The function to call: its own."""
+        """The function to call: unchanged."""
         return function
 
     def result(self, node: int, call: tuple[FunctionFacts, Row], result: Any, written: list[Tensor]) -> Any:
-        """What the call is to give."""
+        """The result that the call returns."""
         for position, tensor in enumerate(results_of(result, written)):
             running = self._running(node, call, position, tensor)
             self._names[running.function] = self._names[running.module] = None
@@ -68,7 +68,7 @@ class LiveEditor:
         return result
 
     def check_all_met(self) -> None:
-        """Every selector has matched some operation."""
+        """Raise if a selector matched no operation."""
         for when in self._unmet:
             if not isinstance(when, str):
                 raise SelectError("An edit was never applied: its function said yes to no operation of the pass.")
@@ -106,10 +106,10 @@ def _change(when: When, change: Change | Tensor) -> Change:
 
 @dataclass(frozen=True, slots=True)
 class Edits:
-    """What is different in the second pass; operations are known by their number in the first."""
+    """Changes of the second forward; operations are identified by their index in the first."""
 
-    outputs: Mapping[int, Callable[[Tensor], Tensor]] = field(default_factory=dict)  # gets the result, gives another
-    functions: Mapping[int, Function] = field(default_factory=dict)  # called in place of the operation's own
+    outputs: Mapping[int, Callable[[Tensor], Tensor]] = field(default_factory=dict)  # maps the result to another
+    functions: Mapping[int, Function] = field(default_factory=dict)  # called instead of the operation's function
     parameters: Mapping[str, Tensor] = field(default_factory=dict)
 
     @property
@@ -119,10 +119,10 @@ class Edits:
 
 
 def rerun(tracer: Tracer, run: Callable[[Tracer], object], edits: Edits) -> tuple[Tracer, object]:
-    """The pass once more: the tracer that recorded it, and what `run` gave.
+    """Repeat the forward: returns the new tracer and the result of `run`.
 
-    `run` gets the new tracer, inside its block, and does what was done in the first. Random numbers are those of the
-    first pass; buffers are afterwards as they were before.
+    `run` is called with the new tracer, inside its block, and repeats the first forward. Random numbers are those of
+    the first forward; buffers are restored afterwards.
     """
     with ExitStack() as stack:
         if tracer.model is not None:
@@ -142,13 +142,13 @@ def rerun(tracer: Tracer, run: Callable[[Tracer], object], edits: Edits) -> tupl
 
 
 class _Editor:
-    """Applies the edits, and sees to it that the pass takes the way it took before until the last of them."""
+    """Applies the edits, and checks that the control flow is unchanged up to the last of them."""
 
     def __init__(self, before: Nodes, edits: Edits) -> None:
         self._before = before
         self._edits = edits
         self._last = max(edits.operations, default=-1)
-        self.edited: set[int] = set()  # nodes whose result is not what their function gave
+        self.edited: set[int] = set()  # nodes whose result was replaced
         unknown = [number for number in edits.operations if not 0 <= number < len(before)]
         if unknown:
             raise SelectError(f"There is no operation {unknown[0]}: the pass has {len(before)}, counted from 0.")
@@ -168,7 +168,7 @@ class _Editor:
         return other
 
     def result(self, node: int, call: tuple[FunctionFacts, Row], result: Any, written: list[Tensor]) -> Any:
-        """What the call is to give."""
+        """The result that the call returns."""
         results = results_of(result, written)
         if not results or node > self._last:
             return result
@@ -181,7 +181,7 @@ class _Editor:
         return result
 
     def check_all_met(self) -> None:
-        """Every edit was applied."""
+        """Raise if an edit was not applied."""
         if missed := sorted(self._edits.operations - self.edited):
             name = self._before[missed[0]].facts.name
             raise StateError(
@@ -199,7 +199,7 @@ class _Editor:
 
 
 def edited(edit: Callable[[Tensor], Tensor], tensor: Tensor, node: int) -> Tensor:
-    """What an edit makes of a result."""
+    """The edited result."""
     other = edit(tensor)
     if not isinstance(other, Tensor):
         raise ArgumentError(f"The edit of operation {node} gave {type(other).__name__}. It must give a tensor.")
@@ -207,7 +207,7 @@ def edited(edit: Callable[[Tensor], Tensor], tensor: Tensor, node: int) -> Tenso
 
 
 def replaced(result: Any, old: Tensor, new: Tensor, written: list[Tensor]) -> Any:
-    """The result with one tensor exchanged; what was written in place is written over, since others look at it."""
+    """The result with one tensor replaced; an in-place result is overwritten, because other code refers to it."""
     if any(tensor is old for tensor in written):
         old.copy_(new)
         return result
@@ -220,7 +220,7 @@ def replaced(result: Any, old: Tensor, new: Tensor, written: list[Tensor]) -> An
 
 @contextmanager
 def _parameters_replaced(model: nn.Module, values: Mapping[str, Tensor]) -> Iterator[None]:
-    """Other parameters in the model's modules, everywhere they are used, until the end of the block."""
+    """A `with` block in which the model's modules use other parameters."""
     known = dict(model.named_parameters(remove_duplicate=False))
     with ExitStack() as stack:
         for name, value in values.items():
@@ -239,7 +239,7 @@ def _parameters_replaced(model: nn.Module, values: Mapping[str, Tensor]) -> Iter
 
 @contextmanager
 def _buffers_restored(model: nn.Module) -> Iterator[None]:
-    """Buffers, such as running statistics, afterwards as they were before."""
+    """A `with` block that restores buffers, such as running statistics, at its end."""
     saved = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
     try:
         yield

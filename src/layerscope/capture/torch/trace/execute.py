@@ -1,4 +1,4 @@
-"""Executing one recorded call again, under the circumstances of the first time, also with other values."""
+"""Executes a recorded call again under the original conditions, with the same or other values."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class ValueNotKept(Exception):
 
 
 def execute(graph: OpGraph, node: OpNode, value_of: Callable[[int], Tensor]) -> list[Tensor]:
-    """The results of a node's call, computed from the values that `value_of` gives for its parents."""
+    """The results of a node's call, computed from `value_of(parent)` of its parents."""
     assert node.function is not None
     fetch = _fetcher(graph, node, value_of)
     args, kwargs = put_together(node.args, node.kwargs, fetch)
@@ -33,7 +33,7 @@ def execute(graph: OpGraph, node: OpNode, value_of: Callable[[int], Tensor]) -> 
     if loud or quiet:
         copies = {
             id(tensor): copy_of(tensor).detach() for tensor in (*loud, *quiet)
-        }  # autograd lets no leaf be written
+        }  # autograd does not allow writing a leaf
         args, kwargs = put_together(node.args, node.kwargs, lambda at: copies.get(id(fetch(at)), fetch(at)))
         loud = [copies[id(tensor)] for tensor in loud]
     with circumstances(node, kwargs):
@@ -42,12 +42,12 @@ def execute(graph: OpGraph, node: OpNode, value_of: Callable[[int], Tensor]) -> 
 
 @contextmanager
 def undisturbed() -> Iterator[None]:
-    """Keep other recorders from seeing what happens, and the user's random numbers as they are."""
+    """A `with` block hidden from other recorders, with the user's random state restored."""
     modes = [_pop_mode() for _ in range(torch._C._len_torch_function_stack())]
     state = torch.get_rng_state()
     try:
         with warnings.catch_warnings(), _disable_current_modes():
-            warnings.simplefilter("ignore")  # they were given the first time
+            warnings.simplefilter("ignore")  # they were issued the first time
             yield
     finally:
         torch.set_rng_state(state)
@@ -78,7 +78,7 @@ def _fetcher(graph: OpGraph, node: OpNode, value_of: Callable[[int], Tensor]) ->
 
 @contextmanager
 def circumstances(node: OpNode, kwargs: dict[str, Any]) -> Iterator[None]:
-    """Grad mode, autocast and random numbers as they were."""
+    """A `with` block with the recorded grad mode, autocast and random state."""
     with ExitStack() as stack:
         stack.enter_context(torch.set_grad_enabled(node.grad_mode))
         for part in node.autocast.split(",") if node.autocast else ():
@@ -91,12 +91,12 @@ def circumstances(node: OpNode, kwargs: dict[str, Any]) -> Iterator[None]:
         yield
 
 
-#: Calls that read outside their memory when lengths or offsets in a tensor are wrong.
+#: Calls that read out of bounds if lengths or offsets in a tensor are wrong.
 TRUSTING = frozenset(("embedding_bag", "_pack_padded_sequence", "_pad_packed_sequence", "nested_tensor_from_jagged"))
 
 
 def can_perturb(tensor: Tensor, function: str) -> bool:
-    """Whether other values can be put in the tensor's place."""
+    """Whether the tensor can be replaced by other values."""
     if not has_values(tensor) or tensor.numel() == 0 or type(tensor) not in (Tensor, torch.nn.Parameter):
         return False
     if tensor.layout is torch.sparse_coo:
@@ -109,7 +109,7 @@ def perturbed(tensor: Tensor) -> Iterator[Tensor]:
     """Tensors like the given one with other values, each more different than the last."""
     others = _others(tensor)
     while True:
-        # Not around the `yield`: who stops early would go on without gradients until the generator is collected.
+        # Not around the `yield`: a caller that stops early would have no gradients until the generator is collected.
         with torch.no_grad(), torch._C.DisableTorchFunction():
             other = next(others, None)
         if other is None:

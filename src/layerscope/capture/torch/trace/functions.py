@@ -1,4 +1,4 @@
-"""What is known about torch's functions: what they are called, what they write, whether they draw random numbers."""
+"""Facts about torch's functions: their names, what they write, whether they draw random numbers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch._ops import OpOverload, OpOverloadPacket
 
-Function = Callable[..., Any]  # Any: torch's functions take and give whatever they like
+Function = Callable[..., Any]  # Any: torch's functions have arbitrary arguments and results
 Arguments = Mapping[str, Any]
 
 _IN_PLACE_OPERATORS = frozenset(
@@ -37,14 +37,14 @@ _SILENT = re.compile(
     | can_cast | promote_types | allclose | equal""",
     re.VERBOSE,
 )
-#: Arguments written although neither name nor `inplace` says so: running statistics, weights renormed by max_norm.
+#: Arguments written although neither name nor `inplace` shows it: running statistics, weights renormed by max_norm.
 _WRITES_QUIETLY: Mapping[str, Callable[[Arguments], Sequence[object]]] = {
     "batch_norm": lambda a: (a.get("running_mean"), a.get("running_var")) if a.get("training") else (),
     "instance_norm": lambda a: (a.get("running_mean"), a.get("running_var")) if a.get("use_input_stats", True) else (),
     "embedding": lambda a: (a.get("weight"),) if a.get("max_norm") is not None else (),
     "embedding_bag": lambda a: (a.get("weight"),) if a.get("max_norm") is not None else (),
 }
-#: Positional parameters of builtins, where what they write depends on them.
+#: Positional parameters of builtins whose written arguments depend on them.
 _BUILTIN_PARAMETERS = {
     "batch_norm": ("input", "weight", "bias", "running_mean", "running_var", "training"),
     "instance_norm": ("input", "weight", "bias", "running_mean", "running_var", "use_input_stats"),
@@ -54,24 +54,24 @@ _TRAINING_AT = {"dropout": 2, "alpha_dropout": 2, "feature_dropout": 2, "feature
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FunctionFacts:
-    """What is known of one function before it is called."""
+    """Facts about one function, independent of a call."""
 
     name: str  # "conv2d", "add" for `add_`, `__iadd__` and `__radd__` alike
     in_place: bool = False  # writes its first argument
     is_random: bool = False  # may draw random numbers
-    is_silent: bool = False  # gives no tensor and changes none: a question, such as `.shape`
-    leaves_torch: bool = False  # gives the values to somebody who may compute with them out of our sight
+    is_silent: bool = False  # returns no tensor and changes none: a query, such as `.shape`
+    leaves_torch: bool = False  # returns values that may be processed outside torch
     is_composite: bool = False  # a Python function that calls others
     inplace_at: int | None = None  # position of its `inplace` parameter
     quiet: Callable[[Arguments], Sequence[object]] | None = None
-    parameters: tuple[str, ...] = ()  # names of the positional parameters, where they can be known
-    mutates: tuple[int | str, ...] = ()  # arguments that the operator's schema says are written
-    may_write: bool = False  # a call has to be looked at for what it writes
+    parameters: tuple[str, ...] = ()  # names of the positional parameters, if known
+    mutates: tuple[int | str, ...] = ()  # arguments that the operator's schema marks as written
+    may_write: bool = False  # the written arguments depend on the call
 
 
 @lru_cache(maxsize=8192)
 def facts(function: Function) -> FunctionFacts:
-    """What is known of a function; looked up once for each."""
+    """Facts about a function, cached."""
     raw = raw_name(function)
     name = plain_name(raw)
     parameters = _parameters(function, name)
@@ -98,12 +98,12 @@ def facts(function: Function) -> FunctionFacts:
 
 @lru_cache(maxsize=1024)
 def source(name: str) -> FunctionFacts:
-    """The facts of a node that no function gave: an input, a constant, an output, a module that is not opened."""
+    """Facts of a node without a function: an input, a constant, an output, a module that is not opened."""
     return FunctionFacts(name)
 
 
 def raw_name(function: Function) -> str:
-    """The function's own name; a property is called as itself where it is read, `set_` before it where it is set."""
+    """The name of a function; for a property, its name when read, and `set_` with its name when set."""
     name = str(getattr(function, "__name__", type(function).__name__))
     if name in ("__get__", "__set__", "__delete__"):
         attribute = str(getattr(getattr(function, "__self__", None), "__name__", name))
@@ -112,7 +112,7 @@ def raw_name(function: Function) -> str:
 
 
 def plain_name(raw: str) -> str:
-    """The name as users say it.
+    """The name without underscores and operator prefixes.
 
     >>> [plain_name(raw) for raw in ("__radd__", "relu_", "__getitem__", "max_pool2d", "__iadd__")]
     ['add', 'relu', 'getitem', 'max_pool2d', 'add']
@@ -127,7 +127,7 @@ def plain_name(raw: str) -> str:
 
 
 def draws(known: FunctionFacts, args: Sequence[Any], kwargs: Arguments) -> bool:
-    """Whether a call of a function that may draw random numbers will do so, as far as its arguments tell."""
+    """Whether a call draws random numbers, according to its arguments."""
     name = known.name
     if name == "scaled_dot_product_attention":
         return bool(kwargs.get("dropout_p", args[4] if len(args) > 4 else 0.0))
@@ -138,13 +138,13 @@ def draws(known: FunctionFacts, args: Sequence[Any], kwargs: Arguments) -> bool:
 
 
 def writes_first(known: FunctionFacts, args: Sequence[Any], kwargs: Arguments) -> bool:
-    """Whether a call works in place, by its name or because it was told to."""
+    """Whether a call works in place, by its name or its `inplace` argument."""
     asked = known.inplace_at is not None and _argument(known.inplace_at, "inplace", args, kwargs) is True
     return known.in_place or asked
 
 
 def writes(known: FunctionFacts, args: Sequence[Any], kwargs: Arguments) -> tuple[list[Tensor], list[Tensor]]:
-    """Tensors that the call will write: those it is asked to, and those it changes beside its work."""
+    """Tensors that the call will write: requested ones, and ones changed as a side effect."""
     written: list[object] = []
     quiet: list[object] = []
     if writes_first(known, args, kwargs):
@@ -177,14 +177,14 @@ def _argument(at: int | str, name: int | str, args: Sequence[object], kwargs: Ar
 
 
 def _parameters(function: Function, name: str) -> tuple[str, ...]:
-    if not inspect.isfunction(function):  # builtins give no signature
+    if not inspect.isfunction(function):  # builtins have no signature
         return _BUILTIN_PARAMETERS.get(name, ())
     code = function.__code__
     return code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
 
 
 def _mutated(function: Function, raw: str) -> tuple[int | str, ...]:
-    """Arguments that the operator's schema marks as written; `out` is looked for by name."""
+    """Arguments that the operator's schema marks as written; `out` is found by name."""
     if isinstance(function, OpOverload):
         schemas = [function._schema]
     elif isinstance(function, OpOverloadPacket):
@@ -200,7 +200,7 @@ def _mutated(function: Function, raw: str) -> tuple[int | str, ...]:
         for at, argument in enumerate(schema.arguments)
         if argument.alias_info is not None and argument.alias_info.is_write and not _is_out(schema, argument.name)
     }
-    return tuple(at for at in written if at != 0 or not raw.endswith("_"))  # the name says the first is written
+    return tuple(at for at in written if at != 0 or not raw.endswith("_"))  # the name shows that the first is written
 
 
 def _is_out(schema: torch._C.FunctionSchema, argument: str) -> bool:
@@ -216,7 +216,7 @@ def _never(*tensors: object) -> bool:
 
 @lru_cache(maxsize=1024)
 def opened(function: Function) -> Function | None:
-    """A clone that shows what it does inside; None for a function that has no inside to show."""
+    """A clone whose inner calls are visible; None for a function that is not a composite."""
     if not isinstance(function, FunctionType):
         return None
     names = set(function.__code__.co_names)
@@ -238,9 +238,9 @@ _ATTENTION = ("query", "key", "value")
 
 
 def may_take_fused_path(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-    """Whether the module has to run with nobody looking, to compute what it would compute without us.
+    """Whether the module must run untraced to compute the same result as without a tracer.
 
-    Saying yes too often hides some calls and does no other harm.
+    A false positive hides some calls and has no other effect.
     """
     if module.training:
         return False

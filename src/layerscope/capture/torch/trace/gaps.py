@@ -1,4 +1,4 @@
-"""Gaps of a trace: tensors that entered a pass from outside though they depend on its inputs."""
+"""Gaps of a trace: tensors that entered from outside torch although they depend on the inputs."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from layerscope.capture.torch.trace.execute import can_perturb, circumstances, p
 from layerscope.capture.torch.trace.memory import copy_of
 from layerscope.capture.torch.trace.tracer import Tracer
 
-_SOURCES = frozenset(("constant", "tensor", "as_tensor", "asarray"))  # nodes that may hold anybody's numbers
+_SOURCES = frozenset(("constant", "tensor", "as_tensor", "asarray"))  # nodes that may contain arbitrary values
 
 
 class Repeat(NamedTuple):
-    """What was called in a pass, so that it can be called again."""
+    """What the trace called, so that it can be called again."""
 
     call: Callable[[Any, tuple[Any, ...], dict[str, Any], Tracer], object]
     target: Callable[..., Any]
@@ -32,7 +32,7 @@ class Repeat(NamedTuple):
     kwargs: dict[str, Any]
 
     def obstacle(self, *, asked: bool | None) -> str:
-        """Why the pass is not run again; nothing if it may be."""
+        """Why the forward cannot be repeated; empty if it can."""
         model = self.target if isinstance(self.target, nn.Module) else None
         if asked is False:
             return "validate(rerun=False)"
@@ -43,7 +43,7 @@ class Repeat(NamedTuple):
         return "a function, of which no copy can be made, is run again only by validate(rerun=True)"
 
     def run(self, tracer: Tracer, change: Callable[[Tensor], Tensor]) -> Tracer:
-        """The pass again with other inputs, on a copy that shares the parameters which the pass does not write."""
+        """Repeat the forward with other inputs, on a copy that shares the parameters that it does not write."""
         named = () if tracer.model is None else tracer.model.named_parameters()
         written = {name for names in tracer.graph.externals.written.values() for name in names}
         shared = {id(parameter): parameter for name, parameter in named if name not in written}
@@ -64,10 +64,10 @@ class Repeat(NamedTuple):
 
 
 def gather(tracer: Tracer, repeat: Repeat | None, *, asked: bool | None) -> tuple[list[int], dict[int, str]]:
-    """Nodes from outside that depend on the inputs; and those of which that is not known, with the reason."""
+    """Nodes from outside that depend on the inputs, and those for which that is unknown, with the reason."""
     nodes, left = tracer.graph.nodes, tracer.graph.left_torch
     sources = [i for i, node in enumerate(nodes) if node.facts.name in _SOURCES and not node.parents + node.externals]
-    changes: dict[int, bool] = {}  # whether a source does when the inputs do
+    changes: dict[int, bool] = {}  # whether a source changes with the inputs
     why = "a block cannot be run again" if repeat is None else repeat.obstacle(asked=asked)
     if sources and repeat is not None and not why:
         why = "the pass takes another way with other inputs"
@@ -76,7 +76,7 @@ def gather(tracer: Tracer, repeat: Repeat | None, *, asked: bool | None) -> tupl
             for change in (_slightly, _strongly):
                 for index, equal in _compared(tracer, base, repeat.run(tracer, change), sources):
                     changes[index] = changes.get(index, False) or not equal
-            if any(changes.values()):  # some may differ from run to run, whatever the inputs
+            if any(changes.values()):  # some may differ between runs with the same inputs
                 for index, equal in _compared(tracer, base, repeat.run(tracer, copy_of), sources):
                     if not equal:
                         del changes[index]
@@ -88,7 +88,7 @@ def gather(tracer: Tracer, repeat: Repeat | None, *, asked: bool | None) -> tupl
 
 
 def _compared(first: Tracer, base: Tracer, other: Tracer, sources: list[int]) -> Iterator[tuple[int, bool]]:
-    """Whether each source is the same in both runs, as far as all passes took the same way."""
+    """Whether each source is equal in both runs, as far as their control flow is the same."""
     alike = 0
     for nodes in zip(first.graph.nodes, base.graph.nodes, other.graph.nodes, strict=False):
         if len({(node.facts.name, node.module.path, node.parents) for node in nodes}) > 1:
@@ -101,7 +101,7 @@ def _compared(first: Tracer, base: Tracer, other: Tracer, sources: list[int]) ->
 
 
 def _slightly(tensor: Tensor) -> Tensor:
-    """Values close by, with which most models take the same way."""
+    """Similar values, for which most models have the same control flow."""
     if not tensor.is_floating_point() or not can_perturb(tensor, "") or 0 in tensor.stride():
         return copy_of(tensor)
     other = _strongly(tensor)
@@ -117,7 +117,7 @@ def _strongly(tensor: Tensor) -> Tensor:
 
 @contextmanager
 def _same_numbers(tracer: Tracer) -> Iterator[None]:
-    """Random numbers of torch as in the pass; those of Python and numpy are set back in the end."""
+    """A `with` block with torch's random state of the forward; restores those of Python and numpy."""
     state, numbers = random.getstate(), np.random.get_state()
     torch.set_rng_state(tracer.random_state)
     try:

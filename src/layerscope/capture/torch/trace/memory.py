@@ -1,4 +1,4 @@
-"""Where in its memory a tensor lies, and what views of one memory have to do with one another. Counted in bytes."""
+"""Memory of tensors: which bytes a tensor covers, overlapping views, kept values and writes."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import _disable_current_modes
 
-ALIGNED = 64  # copies start at such a multiple, so that vector kernels split them as they split the original
+ALIGNED = 64  # alignment of copies, so that vector kernels split them like the original
 
-#: Identity of a tensor's memory. Unlike `untyped_storage()` it leaves no Python object behind.
+#: Identity of a tensor's memory. Unlike `untyped_storage()` it creates no Python object.
 storage_id: Callable[[Tensor], int] = torch._C._storage_id  # type: ignore[attr-defined]  # missing from torch's stubs
 
 
 class MemorySpan(NamedTuple):
-    """The part of its memory that a strided tensor covers."""
+    """The region of memory that a strided tensor covers."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
@@ -37,7 +37,7 @@ class MemorySpan(NamedTuple):
 
 
 def storage_of(tensor: Tensor) -> int:
-    """Identity of the tensor's memory; a tensor without memory of its own (sparse, nested …) stands for itself."""
+    """Identity of the tensor's memory; for a tensor without its own memory (sparse, nested …) its own identity."""
     try:
         return storage_id(tensor)
     except (NotImplementedError, RuntimeError):
@@ -46,7 +46,7 @@ def storage_of(tensor: Tensor) -> int:
 
 
 def unwrapped(tensor: Tensor) -> Tensor:
-    """The tensor inside functorch's wrappers, such as those of vmap; the tensor itself where it has none."""
+    """The tensor inside functorch's wrappers, such as those of vmap; the tensor itself if it has none."""
     functorch = torch._C._functorch
     while functorch.is_functorch_wrapped_tensor(tensor):
         tensor = functorch.get_unwrapped(tensor)
@@ -59,7 +59,7 @@ def is_wrapper(tensor: Tensor) -> bool:
 
 
 def is_plain(tensor: Tensor) -> bool:
-    """Whether the tensor is nothing but numbers laid out in memory."""
+    """Whether the tensor is a plain strided tensor."""
     return (
         tensor.layout is torch.strided
         and not (tensor.is_nested or tensor.is_quantized or tensor.is_meta or tensor.is_conj() or tensor.is_neg())
@@ -69,26 +69,26 @@ def is_plain(tensor: Tensor) -> bool:
 
 
 def place_of(tensor: Tensor) -> MemorySpan | None:
-    """Where the tensor lies; None where that cannot be said."""
+    """The region of the tensor; None if unknown."""
     if not is_plain(tensor):
         return None
     return MemorySpan(tensor.dtype, tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset()))
 
 
 def is_cut(tensor: Tensor) -> bool:
-    """Whether the tensor's memory was made too small for it: whoever reads it reads what is not there."""
+    """Whether the tensor's memory was made too small for it: reading it would be out of bounds."""
     place = place_of(tensor)
     return place is not None and place.extent[1] > tensor.untyped_storage().nbytes()
 
 
 def overlap(one: MemorySpan, other: MemorySpan) -> bool:
-    """Whether the two may have bytes in common."""
+    """Whether the two may overlap."""
     (start, end), (other_start, other_end) = one.extent, other.extent
     return start < other_end and other_start < end
 
 
 def covers(one: MemorySpan, other: MemorySpan) -> bool:
-    """Whether every byte of the other certainly belongs to the first."""
+    """Whether the first certainly covers every byte of the other."""
     (start, end), (other_start, other_end) = one.extent, other.extent
     dense = math.prod(one.shape) * one.dtype.itemsize == end - start
     return dense and start <= other_start and other_end <= end
@@ -98,9 +98,9 @@ def covers(one: MemorySpan, other: MemorySpan) -> bool:
 def update(
     old: Tensor | None, written: tuple[Tensor, ...], at: tuple[Any, ...], written_at: tuple[tuple[Any, ...], ...]
 ) -> Tensor:
-    """A tensor as it is after other views of its memory were written; places are given as plain tuples.
+    """A tensor after other views of its memory were written; regions are plain tuples.
 
-    `old` is None where the first of the writes covers the tensor.
+    `old` is None if the first of the writes covers the tensor.
     """
     place, places = MemorySpan(*at), [MemorySpan(*other) for other in written_at]
     memory, start = _memory((place, *places), written[0].device)
@@ -113,7 +113,7 @@ def update(
 
 @torch.no_grad()
 def alias(tensor: Tensor, at: tuple[Any, ...], other_at: tuple[Any, ...]) -> Tensor:
-    """What another view sees of a tensor's memory; both places are given as plain tuples."""
+    """Another view of a tensor's memory; both regions are plain tuples."""
     place, other = MemorySpan(*at), MemorySpan(*other_at)
     memory, start = _memory((place, other), tensor.device)
     _write(memory, start, place, tensor)
@@ -121,20 +121,20 @@ def alias(tensor: Tensor, at: tuple[Any, ...], other_at: tuple[Any, ...]) -> Ten
 
 
 def lay(memory: Tensor, place: MemorySpan, start: int) -> Tensor:
-    """A tensor at its place in a copy of its memory that begins at byte `start`."""
+    """A tensor at its offset in a copy of its memory that begins at byte `start`."""
     offset = place.offset - start // place.dtype.itemsize if 0 not in place.shape else 0
     empty = torch.empty(0, dtype=place.dtype, device=memory.device)
     return empty.set_(memory.untyped_storage(), offset, place.shape, place.stride)
 
 
 def copy_of(tensor: Tensor) -> Tensor:
-    """A copy that is laid out as the tensor is, and requires a gradient if it does."""
+    """A copy with the same layout and `requires_grad`."""
     return copies_of([tensor])[0]
 
 
 def copies_of(tensors: list[Tensor]) -> list[Tensor]:
-    """Copies of tensors that share one memory, which they share again."""
-    if torch._C._len_torch_dispatch_stack():  # a mode of the user's must not see our copying, nor take part in it
+    """Copies of tensors that share memory; the copies share memory in the same way."""
+    if torch._C._len_torch_dispatch_stack():  # the user's modes must not see our copies
         with _disable_current_modes():
             return _copies_of(tensors)
     return _copies_of(tensors)
@@ -173,21 +173,21 @@ def _memory(places: tuple[MemorySpan, ...], device: torch.device) -> tuple[Tenso
 
 
 def _write(memory: Tensor, start: int, place: MemorySpan, values: Tensor) -> None:
-    """Copy values to their place; of an expanded dimension the first will do, as all are one."""
+    """Copy values to their position; for an expanded dimension only the first element."""
     single = tuple(1 if stride == 0 else size for size, stride in zip(place.shape, place.stride, strict=True))
     for dimension, size in enumerate(single):
         values = values.narrow(dimension, 0, min(size, values.shape[dimension]))
     lay(memory, place._replace(shape=single), start).copy_(values)
 
 
-NO_VERSION = -1  # of tensors made in inference mode: torch does not count their changes
+NO_VERSION = -1  # version of tensors made in inference mode: torch does not count their changes
 
 
 class Write(NamedTuple):
-    """One write to a memory: the node whose call wrote it, and where."""
+    """One write to memory: the node whose call wrote it, and the region."""
 
     node: int
-    place: MemorySpan | None  # None where only the call knows what it wrote: running statistics
+    place: MemorySpan | None  # None if only the call knows what it wrote: running statistics
 
 
 def version_of(tensor: Tensor) -> int:
@@ -202,17 +202,17 @@ class SavedValues:
     """Which tensor is which node; values kept by reference; the writes seen so far."""
 
     def __init__(self) -> None:
-        self.values: dict[int, Tensor] = {}  # node → what it gave
-        self.unproven: set[int] = set()  # kept values that something unseen has overwritten
-        self.versions: list[int] = []  # of each node's tensor when it was computed
+        self.values: dict[int, Tensor] = {}  # node → its value
+        self.unproven: set[int] = set()  # kept values overwritten by an unobserved writer
+        self.versions: list[int] = []  # version of each node's tensor when it was computed
         self.writes: dict[int, list[Write]] = {}  # by memory
         self._nodes: dict[int, int] = {}  # identity of a tensor → its node
-        self._refs: dict[int, weakref.ref[Tensor]] = {}  # tensors that are not held in `values`, by identity
+        self._refs: dict[int, weakref.ref[Tensor]] = {}  # tensors not in `values`, by identity
         self._kept: dict[int, int | list[int]] = {}  # memory → the node, or nodes, kept by reference
-        self._owners: dict[int, int] = {}  # memory → identity of the last tensor, where values are not kept
+        self._owners: dict[int, int] = {}  # memory → identity of the last tensor, if values are not kept
         self._inner: dict[int, tuple[StorageWeakRef, int]] = {}  # memory inside functorch's wrappers → node
-        self._copied: dict[int, int] = {}  # node → version of the copy that was made of its value
-        self._seen: dict[int, int] = {}  # node → the last write to its memory that it is known to contain
+        self._copied: dict[int, int] = {}  # node → version of the copy of its value
+        self._seen: dict[int, int] = {}  # node → the last write to its memory that its value contains
 
     def add(self, node: int, tensor: Tensor, *, keep: bool, track: bool = True) -> None:
         """Remember a new node's tensor."""
@@ -251,7 +251,7 @@ class SavedValues:
         return node if ref is not None and ref() is tensor else None
 
     def give_back(self, tensor: Tensor, borrower: int, maker: int) -> None:
-        """Let the tensor be its maker's node again, if it is still that of the borrower."""
+        """Map the tensor to its creator's node again, if it still maps to the borrower."""
         if self._nodes.get(id(tensor)) == borrower:
             self._nodes[id(tensor)] = maker
 
@@ -270,7 +270,7 @@ class SavedValues:
         return None
 
     def before_write(self, tensors: list[Tensor]) -> None:
-        """Copy what is kept of memory that is about to be written."""
+        """Copy kept values in memory that is about to be written."""
         for tensor in tensors:
             found = self._kept.pop(storage_of(tensor), None)
             if found is None:
@@ -284,22 +284,22 @@ class SavedValues:
                     self._refs[id(original)] = weakref.ref(original)
 
     def after_write(self, node: int, tensor: Tensor, *, quiet: bool) -> None:
-        """Note that a node's call has written the tensor's memory."""
+        """Record that a node's call wrote the tensor's memory."""
         writes = self.writes.setdefault(storage_of(tensor), [])
         place = None if quiet else place_of(tensor)
         if writes and writes[-1].place == place and place is not None:
-            writes.pop()  # written over
+            writes.pop()  # overwritten
         writes.append(Write(node, place))
 
     def unseen_writes(self, node: int, tensor: Tensor) -> list[Write]:
-        """Writes to the tensor's memory since the tensor got its node: nodes are numbered in the order of execution."""
+        """Writes to the tensor's memory after its node; nodes are numbered in the order of execution."""
         writes = self.writes.get(storage_of(tensor))
         if not writes or writes[-1].node <= (seen := self._seen.get(node, node)):
             return []
         return [write for write in writes if write.node > seen]
 
     def refresh(self, node: int, tensor: Tensor) -> None:
-        """Note that the writes so far did not touch the node's part of the memory."""
+        """Record that the writes so far did not touch the node's region."""
         self.versions[node] = version_of(tensor)
         self._seen[node] = len(self.versions)
 
@@ -313,7 +313,7 @@ class SavedValues:
         return frozenset(moved | self.unproven)
 
     def lost(self) -> frozenset[int]:
-        """Nodes whose tensor was given other memory, or less of it, out of our sight: by `set_` or a storage's own."""
+        """Nodes whose tensor got other or less memory unobserved, by `set_` or a storage method."""
         return frozenset(
             node
             for memory, nodes in self._kept.items()

@@ -1,4 +1,4 @@
-"""Calls of modules while a pass runs. One pair of torch's global hooks serves every tracer of the process."""
+"""Module calls during a forward. One pair of global hooks serves every tracer of the process."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from torch.nn.modules import module as torch_module
 
 from layerscope.capture.core.calls import ModuleCall
 
-#: torch numbers hooks as they come, none negative. With a new number each time, compiled code is compiled again.
+#: A fixed, negative hook number: with a new number each time, torch would recompile compiled code.
 _NUMBER = -1
 _GLOBAL_HOOKS: tuple[dict[int, Any], ...] = (
     torch_module._global_forward_pre_hooks,
     torch_module._global_forward_hooks,
     torch_module._global_forward_hooks_always_called,
 )
-_ANNOYANCE = r"Using `torch.compile\(module\)` when there are global hooks"  # ours, which do not mind
+_ANNOYANCE = r"Using `torch.compile\(module\)` when there are global hooks"  # our own hooks, which do not interfere
 
 Frames = tuple[CodeType | int, ...]  # code, last instruction, code, last instruction …; innermost first
 
@@ -39,18 +39,18 @@ class OpModuleCall(ModuleCall):
 
     def __init__(self, module: nn.Module | None, path: str, number: int, parent: OpModuleCall | None) -> None:
         super().__init__(None, path, number, parent)  # a trace does not keep its model alive
-        self.index = 0  # among the calls of the pass
+        self.index = 0  # index among the calls of the forward
         self.training = module is not None and module.training
-        self.entry: FrameType | None = None  # where the module's forward was called, while it runs
+        self.entry: FrameType | None = None  # frame that called the module's forward, while it runs
         self.frames: Frames = ()
-        self.first_node = 0  # nodes there were when it began
+        self.first_node = 0  # number of nodes when it began
         self.inputs: tuple[int, ...] = ()
         self.outputs: tuple[int, ...] = ()
         self.began = self.elapsed_s = 0.0
 
 
 def frames_between(frame: FrameType | None, entry: FrameType | None) -> Frames:
-    """The frames from here to the forward of the module around."""
+    """The frames from here to the forward of the enclosing module."""
     frames: list[CodeType | int] = []
     while frame is not None and frame is not entry:
         frames.append(frame.f_code)
@@ -60,28 +60,28 @@ def frames_between(frame: FrameType | None, entry: FrameType | None) -> Frames:
 
 
 class ModuleCallListener(Protocol):
-    """Is called when modules are."""
+    """Is notified of module calls."""
 
     def before_module(self, module: nn.Module, args: tuple[Any, ...], frame: FrameType) -> None:
         """A module is about to be called."""
         ...
 
     def after_module(self, module: nn.Module, result: object, frame: FrameType) -> None:
-        """A module was called; the result is None when it raised."""
+        """A module was called; the result is None if it raised."""
         ...
 
 
 class _Switchboard:
-    """Passes torch's global hooks on to the listeners of all threads, then to those of the calling thread.
+    """Dispatches torch's global hooks to the listeners of all threads, then to those of the calling thread.
 
-    After a call the listeners are called in the opposite order, as blocks inside one another must end. Those of one
-    thread are not called while a backward runs: checkpointing then computes a forward again.
+    After a call the listeners are notified in the opposite order, as for nested blocks. Those of one thread are not
+    notified while a backward runs: checkpointing then recomputes a forward.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._count = 0
-        self._hooks = (self._before, self._after)  # one object each, and one number: compiled code asks for both
+        self._hooks = (self._before, self._after)  # one object each, and one number: compiled code checks both
         self._local = threading.local()
         self._everywhere: tuple[ModuleCallListener, ...] = ()
 
@@ -102,7 +102,7 @@ class _Switchboard:
                 self._filter = warnings.filters[0]
 
     def disconnect(self, listener: ModuleCallListener) -> None:
-        """Undo `connect`; the last one takes the hooks away."""
+        """Undo `connect`; the last one removes the hooks."""
         self._local.listeners = tuple(other for other in self.listeners() if other is not listener)
         with self._lock:
             self._everywhere = tuple(other for other in self._everywhere if other is not listener)
@@ -119,7 +119,7 @@ class _Switchboard:
         return listeners
 
     def _called(self) -> tuple[ModuleCallListener, ...]:
-        """Who is called for a module now."""
+        """The listeners to notify now."""
         if is_compiling():
             return ()
         return self._everywhere + self.listeners() if torch._C._current_graph_task_id() == -1 else self._everywhere

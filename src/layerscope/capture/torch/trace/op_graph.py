@@ -1,7 +1,7 @@
-"""Parameters and buffers: tensors that live outside the pass and have names.
+"""The graph of a trace: nodes, parameters and buffers, gradients.
 
-An argument that is one of them is known by a number. When something writes to it, calls before and after the write read
-different values: each write begins a new number for the same name.
+Parameters and buffers are tensors with names that exist outside the forward. An argument that is one of them is stored
+as a number. Calls before and after a write read different values: each write starts a new number for the same name.
 """
 
 from __future__ import annotations
@@ -36,44 +36,44 @@ from layerscope.capture.torch.trace.module_calls import Frames, OpModuleCall
 
 
 class External:
-    """One named tensor, as it was between two writes."""
+    """One named tensor between two writes."""
 
     __slots__ = ("is_used", "name", "since", "tensor", "value", "version")
 
     def __init__(self, name: str, tensor: Tensor, since: int) -> None:
         self.name = name
-        self.tensor = tensor  # held, so that its identity stays its own
-        self.value: Tensor | None = tensor  # a copy once it was written, None where nothing is kept
-        self.since = since  # nodes there were when it had this value
+        self.tensor = tensor  # kept alive, so that its identity is not reused
+        self.value: Tensor | None = tensor  # a copy once it was written, None if values are not kept
+        self.since = since  # number of nodes when it had this value
         self.is_used = False
-        self.version = 0  # of the tensor, when a call used it first
+        self.version = 0  # version of the tensor at its first use
 
     @property
     def is_changed(self) -> bool:
-        """Whether something unseen has written to it since, such as an optimizer after the pass."""
+        """Whether an unobserved writer changed it since, such as an optimizer after the forward."""
         return self.value is self.tensor and version_of(self.tensor) != self.version
 
 
 class Externals:
-    """The named tensors of a pass."""
+    """The named tensors of a trace."""
 
     def __init__(self, *, keep: bool) -> None:
         self.all: list[External] = []
         self._keep = keep
         self.numbers: dict[int, int] = {}  # identity of a tensor → its current number
-        self.written: dict[int, tuple[str, ...]] = {}  # first node of a call → the names of what it wrote
+        self.written: dict[int, tuple[str, ...]] = {}  # first node of a call → names of the tensors it wrote
         self._at: dict[int, list[int]] = {}  # memory → numbers that calls have read
-        self._changing: dict[int, dict[str, Tensor]] = {}  # memory that is written → the named tensors in it
+        self._changing: dict[int, dict[str, Tensor]] = {}  # written memory → the named tensors in it
 
     def add(self, named: Iterable[tuple[str, Tensor]], since: int) -> None:
-        """Give tensors names, unless they have one."""
+        """Name tensors that have no name yet."""
         for name, tensor in named:
             if id(tensor) not in self.numbers:
                 self.numbers[id(tensor)] = len(self.all)
                 self.all.append(External(name, tensor, since))
 
     def number_of(self, tensor: Tensor) -> int:
-        """The number of a named tensor, now."""
+        """The current number of a named tensor."""
         number = self.numbers[id(tensor)]
         if not self.all[number].is_used:
             self.all[number].is_used = True
@@ -102,7 +102,7 @@ class Externals:
                 self.all.append(External(external.name, external.tensor, since))
 
     def after_write(self, lead: int, tensors: list[Tensor]) -> None:
-        """Note which named tensors a call has written."""
+        """Record which named tensors a call wrote."""
         if not self._changing:
             return
         names: dict[str, None] = {}
@@ -116,7 +116,7 @@ class Externals:
 
 
 def _may_share(one: Tensor, other: Tensor) -> bool:
-    """Whether two tensors, once in the same memory, may have bytes in common."""
+    """Whether two tensors that were in the same memory may overlap."""
     if one is other:
         return True
     if storage_of(one) != storage_of(other):
@@ -135,11 +135,11 @@ class OpGradients(dict[int, list[Tensor]]):
         self._me = weakref.ref(self)
 
     def awaits(self, node: int) -> bool:
-        """Whether the node's gradient will be caught."""
+        """Whether the node's gradient is recorded."""
         return node in self._hooked
 
     def await_node(self, node: int, tensor: Tensor) -> None:
-        """Catch the gradient of a node's tensor in every backward from now on."""
+        """Record the gradient of a node's tensor in every later backward."""
         function = tensor.grad_fn
         if function is None:
             function = _accumulator(tensor)
@@ -150,7 +150,7 @@ class OpGradients(dict[int, list[Tensor]]):
         function.register_prehook(partial(_catch, self._me, node, tensor.output_nr))
 
     def let_go(self) -> None:
-        """Hold no leaf any more: from now on the graph does, if there is one."""
+        """Release all leaves: the autograd graph keeps them alive, if there is one."""
         self._leaves.clear()
 
     def total(self, node: int) -> Tensor | None:
@@ -160,7 +160,7 @@ class OpGradients(dict[int, list[Tensor]]):
 
 
 def _accumulator(tensor: Tensor) -> torch.autograd.graph.Node | None:
-    """Autograd's node that gathers a leaf's gradient; a view made without grad mode has none."""
+    """Autograd's node that accumulates a leaf's gradient; a view made without grad mode has none."""
     with torch.enable_grad():
         function = tensor.view_as(tensor).grad_fn
     return None if function is None else function.next_functions[0][0]
@@ -174,18 +174,18 @@ def _catch(store: weakref.ref[OpGradients], node: int, slot: int, gradients: Seq
         alive.setdefault(node, []).append(gradient.detach() if gradient.requires_grad else gradient)
 
 
-#: The fields of a node, but: the first two are one number, that of the maker; keyword arguments lie flat in a tuple,
-#: name, value, name, value …; the module call is a number.
+#: The fields of a node, except: the first two are one number, that of the function; keyword arguments are a flat
+#: tuple name, value, name, value …; the module call is a number.
 Row = tuple[Any, ...]
 Maker = tuple[FunctionFacts, Function | None]
 
 
 class OpNode(NamedTuple):
-    """One tensor of the pass, and the call it came from."""
+    """One tensor of the forward, and the call that computed it."""
 
     facts: FunctionFacts
-    function: Function | None  # None for a tensor whose making was not seen: an input, a constant
-    args: tuple[Any, ...]  # Any: the user's own arguments, with holes for tensors
+    function: Function | None  # None for a tensor whose creation was not observed: an input, a constant
+    args: tuple[Any, ...]  # Any: the user's arguments, with holes for tensors
     kwargs: dict[str, Any]
     parents: tuple[int | str, ...]  # argument, node, argument, node …
     externals: tuple[int | str, ...]  # argument, number of a parameter or buffer …
@@ -196,7 +196,7 @@ class OpNode(NamedTuple):
     autocast: str | None
     random_state: Tensor | None
     lead: int  # the first node of the call
-    position: int  # which of the call's results
+    position: int  # index among the results of the call
     shape: tuple[int, ...]
     dtype: torch.dtype
     device: torch.device
@@ -204,7 +204,7 @@ class OpNode(NamedTuple):
 
 
 def pairs(flat: Row) -> Iterator[tuple[Any, Any]]:
-    """Name and value, from a tuple in which they alternate."""
+    """(name, value) pairs of a flat tuple."""
     return zip(flat[::2], flat[1::2], strict=True)
 
 
@@ -213,12 +213,12 @@ class Nodes:
 
     def __init__(self) -> None:
         self.rows: list[Row] = []
-        self.calls: list[OpModuleCall] = []  # in the order in which they began; the first is the block around
+        self.calls: list[OpModuleCall] = []  # in the order in which they began; the first is the enclosing block
         self.makers: list[Maker] = []
         self._numbers: dict[Maker, int] = {}
 
     def maker(self, about: FunctionFacts, function: Function | None) -> int:
-        """The number of a function, which a row begins with."""
+        """The number of a function: the first field of a row."""
         number = self._numbers.get((about, function))
         if number is None:
             number = self._numbers[about, function] = len(self.makers)
@@ -232,14 +232,14 @@ class Nodes:
         row = self.rows[index]
         about, function = self.makers[row[0]]
         named = dict(pairs(row[2]))
-        # As `Node(…)`, without the detour through a Python function.
+        # As `Node(…)`, but without a Python-level call.
         return tuple.__new__(OpNode, (about, function, row[1], named, *row[3:5], self.calls[row[5]], *row[6:]))
 
     def __iter__(self) -> Iterator[OpNode]:
         return (self[index] for index in range(len(self.rows)))
 
     def replace(self, index: int, **fields: Any) -> None:  # Any: each field has its own type
-        """Put other facts in a node's place."""
+        """Replace fields of a node."""
         node = self[index]._replace(**fields)
         call = next(number for number, call in enumerate(self.calls) if call is node.module)
         kwargs = tuple(part for pair in node.kwargs.items() for part in pair)
@@ -261,18 +261,18 @@ class OpGraph:
         self.gradients = OpGradients()
         self.stack = CallStack[OpModuleCall]()
         self.stack.enter(outside)
-        self.left_torch: int | None = None  # nodes there were when values were first given to numpy or the like
+        self.left_torch: int | None = None  # number of nodes when values first left torch, for example to numpy
         self._keep = keep
         self._wants_gradients = gradients
         self._borrowed: list[tuple[int, weakref.ref[Tensor], int, int]] = []  # call, tensor, borrower, maker
 
     @property
     def module(self) -> OpModuleCall:
-        """The module call in progress; outside of all modules, the block around."""
+        """The current module call; outside all modules, the enclosing block."""
         return self.stack.current or self.nodes.calls[0]
 
     def resolve(self, found: Found) -> tuple[Pairs, Pairs]:
-        """Which nodes, parameters and buffers the tensors of a call are."""
+        """The nodes, parameters and buffers of a call's tensors."""
         parents: list[int | str] = []
         externals: list[int | str] = []
         numbers, writes = self.externals.numbers, self.memory.writes
@@ -289,7 +289,7 @@ class OpGraph:
         return tuple(parents), tuple(externals)
 
     def node_of(self, tensor: Tensor) -> int:
-        """The node of a tensor; one that came from outside becomes a node now."""
+        """The node of a tensor; a tensor from outside gets a new node."""
         memory = self.memory
         node = memory.node_of(tensor)
         if node is None:
@@ -308,17 +308,17 @@ class OpGraph:
         return node
 
     def knows(self, tensor: Tensor) -> bool:
-        """Whether the tensor came out of a call that was recorded, or was given as input."""
+        """Whether a recorded call returned the tensor, or it is an input."""
         return self.memory.node_of(tensor) is not None
 
     def can_place(self, tensor: Tensor) -> bool:
-        """Whether it can be said where the tensor comes from: it is known, has a name, or shares memory with one."""
+        """Whether the origin of the tensor is known: it has a node or a name, or shares memory with such a tensor."""
         return self.knows(tensor) or self.externals.has(tensor) or self.memory.neighbor_of(tensor) is not None
 
     def add(self, call: Row, circumstances: Row, results: Sequence[Tensor], *, track: bool = True) -> int:
-        """Nodes for the results of a call; gives the first.
+        """Add nodes for the results of a call; returns the first.
 
-        `call` holds the first seven fields of a row, `circumstances` the time it took and the random state it found.
+        `call` has the first seven fields of a row, `circumstances` the elapsed time and the random state before.
         """
         rows = self.nodes.rows
         lead = len(rows)
@@ -340,12 +340,12 @@ class OpGraph:
         return lead
 
     def borrow(self, tensor: Tensor, borrower: int, maker: int) -> None:
-        """Note that a call gave back its argument as it was, such as a cast to the type it had."""
-        if self.module.index:  # outside of all modules nothing is given back
+        """Record that a call returned its argument unchanged, such as a cast to the same type."""
+        if self.module.index:  # outside all modules nothing is restored
             self._borrowed.append((self.module.index, weakref.ref(tensor), borrower, maker))
 
     def give_back(self, outputs: list[Tensor]) -> None:
-        """At the end of a module, what was borrowed inside is its maker's again; what it gives on stays borrowed."""
+        """Restore tensor ownership after a module call, except for the tensors it returns."""
         around = self.module.parent.index if self.module.parent else 0
         given_on = []
         while self._borrowed and self._borrowed[-1][0] >= self.module.index:
@@ -360,17 +360,17 @@ class OpGraph:
         self._borrowed.extend(reversed(given_on))
 
     def add_input(self, tensor: Tensor) -> int:
-        """A node for a tensor that goes into the pass."""
+        """Add a node for an input of the forward."""
         return self._add_seen("input", tensor, ())
 
     def add_output(self, tensor: Tensor) -> int:
-        """A node that marks a result of the pass."""
+        """Add a node for an output of the forward."""
         parents, externals = self.resolve(["0", tensor])
         call = self._row(source("output"), None, (HOLE,), (parents, externals))
         return self.add(call, (0.0, None), [tensor], track=False)
 
     def add_outside(self, tensor: Tensor) -> int:
-        """A node for a tensor whose making was not seen; its memory may tell where it comes from."""
+        """Add a node for a tensor whose creation was not observed; its memory may reveal its origin."""
         if is_wrapper(tensor):
             inner = torch._C._functorch.get_unwrapped(tensor)
             parent = self.node_of(inner) if is_wrapper(inner) or self.knows(inner) else None
@@ -381,18 +381,20 @@ class OpGraph:
             return self._add_alias(parent, tensor)
         if (number := self.externals.sharing(tensor)) is not None:
             return self._add_seen("alias", tensor, (), ("0", number))
-        compiled = type(tensor.grad_fn).__name__ == "CompiledFunctionBackward"  # a function compiled within the pass
+        compiled = (
+            type(tensor.grad_fn).__name__ == "CompiledFunctionBackward"
+        )  # a compiled function called during the forward
         return self._add_seen("compiled" if compiled else "constant", tensor, ())
 
     def before_write(self, tensors: list[Tensor]) -> None:
-        """Copy what is kept of memory that is about to be written."""
+        """Copy kept values in memory that is about to be written."""
         self.memory.before_write(tensors)
         self.externals.before_write(tensors, len(self.nodes))
 
     def after_write(self, lead: int, loud: list[Tensor], quiet: list[Tensor]) -> None:
-        """Note what a call has written: tensors that are its results, and others beside them.
+        """Record what a call wrote: its results, and other tensors as a side effect.
 
-        Of parameters and buffers a copy is kept: they outlive the pass, and change again.
+        Parameters and buffers are copied: they outlive the forward and change again.
         """
         self.externals.after_write(lead, loud + quiet)
         self.memory.before_write([tensor for tensor in loud if self.externals.has(tensor)])
@@ -403,7 +405,7 @@ class OpGraph:
             self.memory.after_write(len(self.nodes) - 1, tensor, quiet=True)
 
     def _is_written(self, number: int, tensor: Tensor) -> bool:
-        """Whether a parameter or buffer holds what a recorded call has written, and so has a node."""
+        """Whether a recorded call wrote the parameter or buffer, so that it has a node."""
         if self.knows(tensor):
             return True
         unseen = self.memory.unseen_writes(self.externals.all[number].since, tensor)
@@ -414,7 +416,7 @@ class OpGraph:
         return bool(writes)
 
     def _catch_up(self, node: int, tensor: Tensor, unseen: list[Write]) -> int:
-        """The node of a tensor whose memory was written through other tensors since."""
+        """The node of a tensor whose memory was written through other tensors meanwhile."""
         place = place_of(tensor)
         writes = [write for write in unseen if not (place and write.place) or overlap(write.place, place)]
         if not writes:
@@ -426,11 +428,11 @@ class OpGraph:
         return self._add_update(("0", node), (), tensor, writes)
 
     def _add_update(self, old: Pairs, old_external: Pairs, tensor: Tensor, writes: list[Write]) -> int:
-        """A node for a tensor that was changed through other views of its memory."""
+        """Add a node for a tensor that was changed through other views of its memory."""
         place = place_of(tensor)
         assert place is not None
         covering = [at for at, write in enumerate(writes) if write.place is not None and covers(write.place, place)]
-        if covering:  # nothing is left of what was there before
+        if covering:  # the previous content is completely overwritten
             writes = writes[covering[-1] :]
             old = old_external = ()
             if len(writes) == 1:
@@ -442,7 +444,7 @@ class OpGraph:
         return self.add(call, (0.0, None), [tensor])
 
     def _add_alias(self, parent: int, tensor: Tensor) -> int:
-        """A node for a tensor that is another view of a node's memory."""
+        """Add a node for a tensor that is another view of a node's memory."""
         original = self.memory.values.get(parent)
         place, other = place_of(tensor), None if original is None else place_of(original)
         if place is None or other is None or not covers(other, place):
@@ -451,7 +453,7 @@ class OpGraph:
         return self.add(call, (0.0, None), [tensor])
 
     def _add_seen(self, name: str, tensor: Tensor, parents: Pairs, externals: Pairs = ()) -> int:
-        """A node of which only the result was seen."""
+        """Add a node of which only the result was observed."""
         args = (HOLE,) * ((len(parents) + len(externals)) // 2)
         return self.add(self._row(source(name), None, args, (parents, externals)), (0.0, None), [tensor])
 

@@ -1,8 +1,8 @@
-"""Intercepting every torch call of one thread, and keeping what was computed.
+"""Intercepts every torch call of one thread and records the results.
 
 `torch.overrides.TorchFunctionMode` sees what the user wrote, on this thread only, and nothing is patched. A *node* is
-one tensor that a call gave, or changed; a call with several results is several nodes. Nodes are known by the tensor
-object that came out: a table of identities, never an attribute on the tensor.
+one tensor that a call returned or changed; a call with several results is several nodes. A table of tensor identities
+maps tensors to nodes; no attribute is set on a tensor.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from layerscope.capture.torch.trace.memory import SavedValues
 from layerscope.capture.torch.trace.module_calls import frames_between
 from layerscope.capture.torch.trace.op_graph import Nodes, OpGraph, Row
 
-unwatched = torch._C.DisableTorchFunction  # our own look at a tensor is nobody's call
-Written = tuple[list[Tensor], list[Tensor]]  # what a call is asked to write, and what it writes beside
+unwatched = torch._C.DisableTorchFunction  # our own reads of a tensor are not recorded
+Written = tuple[list[Tensor], list[Tensor]]  # tensors that a call is asked to write, and side effects
 
 _is_compiling = torch.compiler.is_dynamo_compiling
 _NOTHING: Written = ([], [])
@@ -34,38 +34,38 @@ _NOTHING: Written = ([], [])
 class FailedCall(NamedTuple):
     """The last call that raised."""
 
-    error: int  # identity: the error itself would hold the frames it went through
+    error: int  # identity only: the error itself would keep its frames alive
     function: str
     module: str
 
 
 class Editor(Protocol):
-    """Replaces functions or results while a pass runs."""
+    """Replaces functions or results while a forward runs."""
 
-    edited: set[int]  # nodes whose result is not what their function gave
+    edited: set[int]  # nodes whose result was replaced
 
     def function(self, node: int, function: Function) -> Function:
         """The function to call for a node."""
         ...
 
     def result(self, node: int, call: tuple[FunctionFacts, Row], result: Any, written: list[Tensor]) -> Any:
-        """What the call is to give."""
+        """The result that the call returns."""
         ...
 
 
 class OpRecorder(TorchFunctionMode):
-    """Records every call that gives or writes a tensor, while it is entered."""
+    """Records every call that returns or writes a tensor, while it is entered."""
 
     def __init__(self, graph: OpGraph, *, open_composites: bool) -> None:
         super().__init__()
         self.graph = graph
         self.failing: FailedCall | None = None
         self.editor: Editor | None = None
-        self.forgiving = False  # whether an error of ours ends the recording instead of the pass
+        self.forgiving = False  # whether an internal error ends the recording instead of the forward
         self.trouble: Exception | None = None
         self.most = sys.maxsize  # nodes
         self._opens = open_composites
-        self._opening: list[Function] = []  # functions we are inside of
+        self._opening: list[Function] = []  # functions being executed
 
     @property
     def nodes(self) -> Nodes:
@@ -83,9 +83,9 @@ class OpRecorder(TorchFunctionMode):
         types: Sequence[type],
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
-    ) -> Any:  # Any: whatever the function gives
+    ) -> Any:  # Any: the result of the function
         kwargs = kwargs or {}
-        if _is_compiling() or self.trouble is not None:  # torch.compile looks through us, as if we were not there
+        if _is_compiling() or self.trouble is not None:  # torch.compile ignores this mode
             return function(*args, **kwargs)
         about = facts(function)
         if about.is_silent:
@@ -100,7 +100,7 @@ class OpRecorder(TorchFunctionMode):
                     self.graph.before_write(written[0] + written[1])
                 random_state = _random_state(about, args, kwargs) if about.is_random else None
                 called = function if self.editor is None else self.editor.function(len(self.nodes), function)
-        except Exception as error:  # noqa: BLE001  passed on, unless somebody's training must not hear of it
+        except Exception as error:  # noqa: BLE001  re-raised, unless it must not reach the training it
             self._give_up(error)
             called = None
         if called is None:
@@ -127,14 +127,14 @@ class OpRecorder(TorchFunctionMode):
         return function(*args, **kwargs)
 
     def _give_up(self, error: Exception) -> None:
-        """Record no more because of an error of ours; where errors are not forgiven, raise it."""
+        """Stop recording after an internal error; raise it if errors are not suppressed."""
         if not self.forgiving:
             raise error
         self.trouble = error
 
     def _way_in(self, about: FunctionFacts, function: Function) -> Function | None:
-        """The function to call for its inside to be seen, if it has one."""
-        if not about.is_composite or function in self._opening:  # a method may end in the builtin of its own name
+        """The function to call so that its inner calls are visible, if it is a composite."""
+        if not about.is_composite or function in self._opening:  # a method may call the builtin of the same name
             return None
         return opened(function)
 
@@ -147,7 +147,7 @@ class OpRecorder(TorchFunctionMode):
             self._opening.pop()
 
     def is_looking(self) -> bool:
-        """Whether calls are seen now; they are not inside a call that is being recorded."""
+        """Whether calls are recorded now; not inside a call that is being recorded."""
         modes = torch._C._len_torch_function_stack()
         return modes > 0 and (
             torch._C._get_function_stack_at(modes - 1) is self
@@ -161,7 +161,7 @@ class OpRecorder(TorchFunctionMode):
         return *skeletons, *self.graph.resolve(found)
 
     def add_closed(self, function: Function | None, name: str, taken: Row, result: object) -> None:
-        """Nodes for what a module gave whose inside was not looked at."""
+        """Add nodes for the results of a module that ran untraced."""
         graph = self.graph
         if results := tensors_of(result):
             call = (graph.nodes.maker(source(name), function), *taken, graph.module.index, ())
@@ -171,14 +171,14 @@ class OpRecorder(TorchFunctionMode):
         self,
         call: tuple[FunctionFacts, Function, Row, FrameType],
         circumstances: Row,
-        result: Any,  # Any: whatever the function gave
+        result: Any,  # Any: the result of the function
         written: Written,
     ) -> None:
         about, function, taken, frame = call
         loud, quiet = written
         is_one = type(result) is Tensor and not loud
         results = [result] if is_one else results_of(result, loud)
-        if loud:  # a lazy module's parameter gets its memory: it has no shape to tell of yet
+        if loud:  # a lazy parameter is being materialized: it has no shape yet
             results = [tensor for tensor in results if not is_lazy(tensor)]
         if results:
             graph = self.graph
@@ -187,7 +187,7 @@ class OpRecorder(TorchFunctionMode):
             module = graph.module
             frames = frames_between(frame, module.entry)
             row = (graph.nodes.maker(about, function), *taken, module.index, frames)
-            maker = graph.memory.node_of(result) if is_one else None  # known if it is an argument, as it was
+            maker = graph.memory.node_of(result) if is_one else None  # already known if it is an unchanged argument
             lead = graph.add(row, circumstances, results)
             if maker is not None:
                 graph.borrow(result, lead, maker)
@@ -196,7 +196,7 @@ class OpRecorder(TorchFunctionMode):
 
 
 def _random_state(about: FunctionFacts, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
-    """The state a call draws its random numbers from, if it draws any."""
+    """The random state before a call that draws random numbers, else None."""
     if not draws(about, args, kwargs):
         return None
     state: Tensor = (kwargs.get("generator") or torch.default_generator).get_state()
@@ -213,6 +213,6 @@ def tensors_of(result: object) -> list[Tensor]:
 
 
 def results_of(result: object, written: list[Tensor]) -> list[Tensor]:
-    """The tensors that a call gave, and those it was asked to write, each once."""
+    """The tensors that a call returned, and those it was asked to write, each once."""
     results = tensors_of(result)
     return results + [tensor for tensor in written if not any(tensor is other for other in results)]

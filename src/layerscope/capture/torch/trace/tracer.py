@@ -1,4 +1,4 @@
-"""One recording of what torch computes: the calls, the modules they happened in, what went in and came out."""
+"""Traces torch calls: the calls, their modules, inputs and outputs."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from layerscope.capture.torch.trace.op_recorder import OpRecorder, unwatched
 
 
 class Tracer:
-    """Records every torch call of this thread inside a `with` block; `model` gives modules and parameters their names.
+    """Records every torch call of this thread inside a `with` block; `model` names modules and parameters.
 
-    `keep` says whether values are kept, for all or by a function of each call; `gradients` whether those of later
-    backwards are caught; `open_composites` shows Python functions such as `einsum` as the calls they make.
+    `keep`: whether values are kept, for all calls or by a function of each; `gradients`: whether gradients of later
+    backwards are recorded; `open_composites`: show Python functions such as `einsum` as the calls they make.
     """
 
     def __init__(
@@ -47,12 +47,12 @@ class Tracer:
             self._learn(model, "")
 
     def twin(self, model: nn.Module | None = None, **options: object) -> Tracer:
-        """Another tracer of the same model, or of a copy, with the same options but those given."""
+        """Another tracer of the same model, or of a copy, with changed options."""
         return Tracer(model or self.model, **(self._options | options))  # type: ignore[arg-type]  # each has its own type
 
     @property
     def gradients(self) -> dict[int, list[Tensor]]:
-        """Node → its gradients, one for each backward that reached it, also of backwards still to come."""
+        """Node → its gradients, one per backward that reached it, including later backwards."""
         return self.graph.gradients
 
     def __enter__(self) -> Tracer:
@@ -65,7 +65,7 @@ class Tracer:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        if self._closed is not None:  # left by an interrupt, of which module hooks do not hear
+        if self._closed is not None:  # left by an interrupt, which module hooks do not see
             self._closed.reopen()
             self._closed = None
         leave(self.ops)
@@ -80,20 +80,20 @@ class Tracer:
             self._late.popitem()[1].remove()
 
     def add_inputs(self, values: object) -> None:
-        """Make input nodes of the tensors that go into the pass."""
+        """Add input nodes for the tensors passed to the forward."""
         with unwatched():
             for tensor in gather(values, []):
                 if not self.graph.knows(tensor) and not self.graph.externals.has(tensor):
                     self.graph.add_input(tensor)
 
     def add_outputs(self, values: object) -> None:
-        """Make output nodes of the tensors that come out of the pass."""
+        """Add output nodes for the tensors that the forward returns."""
         with unwatched():
             for tensor in gather(values, []):
                 self.graph.add_output(tensor)
 
     def run_closed(self, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
-        """What a compiled function gives, run as if nobody traced: one operation."""
+        """Run a compiled function untraced, as one operation; returns its result."""
         with unwatched():
             taken = self.ops.taken(args, kwargs)
         absence = CompiledCalls(self.ops)
@@ -132,7 +132,7 @@ class Tracer:
         self.calls.append(call)
         if (
             module._forward_hooks and module not in self._late and module._compiled_call_impl is None
-        ):  # they may replace the result, and run after the global ones
+        ):  # the module's own hooks may replace the result, and run after the global ones
             self._late[module] = module.register_forward_hook(self._late_end, always_call=True)
         call.began = time.perf_counter()
         if (compiled := is_compiled(module)) or may_take_fused_path(module, args, kwargs):
@@ -141,7 +141,7 @@ class Tracer:
             self._closed = Closed(module, taken, self.ops if compiled else None)
 
     def after_module(self, module: nn.Module, result: object, frame: FrameType) -> None:
-        """End the call of a module, unless its own hooks still have their turn."""
+        """End the call of a module, unless its own hooks still have to run."""
         closed = self._closed
         if closed is None and not self.ops.is_looking():
             return
@@ -175,7 +175,7 @@ class Tracer:
             self.add_outputs(result)
 
     def _add_unseen(self, module: nn.Module, result: object, frame: FrameType) -> None:
-        """One node for a module that computed without torch calls we can see: scripted or compiled."""
+        """Add one node for a module without visible torch calls: scripted or compiled."""
         if not all(map(self.graph.can_place, gather(result, []))):
             taken = self.ops.taken(frame.f_locals.get("args", ()), dict(frame.f_locals.get("kwargs", {})))
             self.ops.add_closed(module.forward, type(module).__name__, taken, result)
@@ -194,7 +194,7 @@ class Tracer:
         self.graph.externals.add(named, len(self.graph.nodes))
 
     def _path(self, module: nn.Module) -> str:
-        """Path of the module; one that is not part of the model is called after its class."""
+        """Path of the module; a module outside the model is named after its class."""
         path = self._paths.get(module)
         if path is None:
             name = type(module).__name__.lower()
@@ -205,12 +205,12 @@ class Tracer:
 
 
 class Closed:
-    """A module call whose inside is not looked at: it runs as if nobody traced."""
+    """A module call that runs untraced."""
 
     def __init__(self, module: nn.Module, arguments: tuple[Any, ...], compiled_under: OpRecorder | None) -> None:
         self.module = module
         self.arguments = arguments
-        hooked = bool(module._forward_pre_hooks)  # they may change the arguments out of our sight
+        hooked = bool(module._forward_pre_hooks)  # they may change the arguments unobserved
         self.function: Function | None = module._compiled_call_impl or (None if hooked else module.forward)
         self._absence = None if compiled_under is None else CompiledCalls(compiled_under)
         self._guard = torch._C.DisableTorchFunction()
@@ -218,7 +218,7 @@ class Closed:
             self._guard.__enter__()
 
     def reopen(self) -> None:
-        """Look again."""
+        """Resume tracing."""
         if self._absence is None:
             self._guard.__exit__(None, None, None)
         else:
@@ -226,7 +226,7 @@ class Closed:
 
 
 def _below_user(frame: FrameType | None) -> FrameType | None:
-    """The frame below that of the user's code which began the recording."""
+    """The frame below the user's code that started the recording."""
     while frame is not None and frame.f_globals.get("__name__", "").startswith(("layerscope.", "contextlib")):
         frame = frame.f_back
     return None if frame is None else frame.f_back

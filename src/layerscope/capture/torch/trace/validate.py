@@ -1,4 +1,4 @@
-"""Validation: every recorded call is executed again and compared with what was saved."""
+"""Validation: every recorded call is executed again and compared with its saved value."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _UNINITIALISED = frozenset(
     )
 )
 _SOURCES = ("input", "constant")
-_DUAL = ("_make_dual", "_unpack_dual")  # of forward-mode automatic differentiation
+_DUAL = ("_make_dual", "_unpack_dual")  # functions of forward-mode automatic differentiation
 #: Threads of a parallel kernel add in the order in which they arrive; nothing else may differ at all.
 TOLERANCE = 1e-6
 UNORDERED = frozenset(("index_add", "index_put", "scatter_add", "scatter_reduce", "bincount", "histc", "embedding_bag"))
@@ -37,7 +37,7 @@ UNORDERED = frozenset(("index_add", "index_put", "scatter_add", "scatter_reduce"
 
 @dataclass(frozen=True, slots=True)
 class ValidationRemark:
-    """Something to say of one operation."""
+    """A remark about one operation."""
 
     operation: int
     function: str
@@ -49,38 +49,38 @@ class ValidationRemark:
 
 @dataclass(frozen=True, slots=True)
 class ValidationReport:
-    """What `validate` found; true when nothing was wrong, and something was there to be checked."""
+    """Result of `validate`; true if nothing was wrong and something could be checked."""
 
-    checked: int  # operations executed again, and found to give the same values
+    checked: int  # operations that returned the same values again
     perturbed: int  # parents shown to matter
     faults: tuple[ValidationRemark, ...]
-    unchecked: tuple[ValidationRemark, ...]  # operations that could not be executed again, and why
+    unchecked: tuple[ValidationRemark, ...]  # operations that could not be executed again, with the reason
     ignored: tuple[ValidationRemark, ...]  # parents that made no difference, such as those of `zeros_like`
     tolerated: tuple[
         ValidationRemark, ...
-    ]  # results that agree but for rounding, where the kernel's order of adding is open
+    ]  # results that agree except for rounding, because the kernel's order of summation is undefined
     without_values: int  # operations on meta or fake tensors: only their structure and shapes could be checked
-    resumed: bool  # the outputs came out again when the whole graph was executed from the inputs
+    resumed: bool  # executing the whole graph from the inputs returned the same outputs
     gaps: tuple[ValidationRemark, ...] = ()  # tensors that entered from outside and depend on the inputs, or may
-    outside: tuple[ValidationRemark, ...] = ()  # tensors that entered from outside, of which that was not found out
+    outside: tuple[ValidationRemark, ...] = ()  # tensors that entered from outside, for which that is unknown
 
     def __bool__(self) -> bool:
         return not (self.faults or self.without_values or self.gaps) and (self.checked > 0 or not self.unchecked)
 
     @property
     def complete(self) -> bool:
-        """Whether nothing that depends on the inputs can have entered the pass unseen."""
+        """Whether no tensor that depends on the inputs can have entered unobserved."""
         return not (self.gaps or self.outside)
 
     @property
     def verdict(self) -> str:
-        """The result in words."""
+        """The result as text."""
         if self.faults:
             return f"WRONG in {len(self.faults)} places"
         if self.gaps:
             return f"NOT COMPLETE, for {len(self.gaps)} tensors that come from the inputs, or may, entered unseen"
         if not self:
-            return "NOT PROVEN, for want of values, though nothing is wrong"
+            return "not validated: no saved values (nothing is wrong)"
         return "right" if self.complete else "right, and not complete"
 
     def __str__(self) -> str:
@@ -95,7 +95,7 @@ class ValidationReport:
 
 
 def _together(remarks: Sequence[ValidationRemark]) -> Iterator[str]:
-    """The remarks as text; those that say the same are one line."""
+    """The remarks as text; equal ones are one line."""
     by_text: dict[str, list[ValidationRemark]] = {}
     for remark in remarks:
         by_text.setdefault(remark.text, []).append(remark)
@@ -108,10 +108,10 @@ def _together(remarks: Sequence[ValidationRemark]) -> Iterator[str]:
 def validate(
     tracer: Tracer, record: TraceRecord, repeat: Repeat | None = None, *, rerun: bool | None = None
 ) -> ValidationReport:
-    """Execute every operation again, and the whole pass from its inputs; change each parent, to see that it matters.
+    """Execute every operation again, and the whole graph from its inputs; change each parent to check that it matters.
 
-    `repeat` runs the pass again with other inputs, to see which of the tensors that entered from outside depend on
-    them; `rerun` says whether it may: None for models and methods, which are copied.
+    `repeat` runs the forward again with other inputs, to check which tensors from outside depend on them; `rerun`
+    allows it: None allows it for models and methods, which are copied.
     """
     with undisturbed():
         checker = _Checker(tracer, record)
@@ -147,7 +147,7 @@ class _Checker:
         self._record = record
         self._edited = tracer.ops.editor.edited if tracer.ops.editor is not None else frozenset()
         self._stale = (tracer.graph.memory.stale() | record.stale) - self._lost
-        self.right: set[int] = set()  # first nodes of calls that gave the same again
+        self.right: set[int] = set()  # first nodes of calls that returned the same again
         self.perturbed = 0
         self.without_values = 0
         self.faults: list[ValidationRemark] = []
@@ -160,7 +160,7 @@ class _Checker:
         return (index for index, node in enumerate(self._nodes) if node.lead == index)
 
     def check_structure(self) -> None:
-        """The record says what was seen; every tensor argument is a node, a parameter or a buffer."""
+        """The record matches the graph; every tensor argument is a node, a parameter or a buffer."""
         operations = self._record.operations
         if len(operations) != len(self._nodes):
             self._fault(0, f"the record has {len(operations)} operations, and {len(self._nodes)} were seen")
@@ -172,7 +172,7 @@ class _Checker:
                 self._fault(index, f"its value has shape {tuple(value.shape)}, and it gave {node.shape}")
 
     def check_call(self, lead: int) -> None:
-        """One call gives the same again, and something else when a parent changes."""
+        """One call returns the same again, and something else if a parent changes."""
         node = self._nodes[lead]
         if node.function is None:
             if node.facts.name not in (*_SOURCES, "output"):
@@ -195,13 +195,13 @@ class _Checker:
             self._unchecked(lead, "its shape is right, and values are not there: it ran on meta or fake tensors")
 
     def check_stale(self) -> None:
-        """A value that torch counts as changed is right only if executing its call again gave it."""
+        """A value that torch counts as changed is right only if executing its call again returned it."""
         for index in sorted(self._stale):
             if self._nodes[index].lead not in self.right and has_values(self._values[index]):
                 self._fault(index, "its value was overwritten after it was kept")
 
     def check_outputs(self) -> None:
-        """An output is what its parent gave."""
+        """An output equals the value of its parent."""
         for index, node in enumerate(self._nodes):
             parents = [*pairs_of(node.parents).values()]
             if node.facts.name == "output" and node.function is None and parents:
@@ -210,7 +210,7 @@ class _Checker:
                     self._fault(index, f"it differs from operation {parents[0]}, which gave it")
 
     def resume(self) -> bool:
-        """The outputs again, when everything that can be is computed from what was computed before it."""
+        """The outputs, computed again from the inputs as far as possible."""
         values: dict[int, Tensor] = {}
 
         def value_of(index: int) -> Tensor:
@@ -233,7 +233,7 @@ class _Checker:
     def check_outside(
         self, dependent: list[int], unknown: dict[int, str]
     ) -> tuple[list[ValidationRemark], list[ValidationRemark]]:
-        """Tensors from outside that come from the inputs, or may, and those of which nothing says so."""
+        """Tensors from outside that depend on the inputs, or may, and those without evidence for it."""
         gaps = [self._entered(index, "it changes with the inputs of the pass") for index in dependent]
         outside, left = list[ValidationRemark](), self._graph.left_torch
         for index, why in unknown.items():
@@ -286,7 +286,7 @@ class _Checker:
         return None
 
     def _judge(self, wrong: int, node: OpNode, result: Tensor) -> None:
-        """A result that differs: the kernel's own doing, or a fault."""
+        """A result that differs: rounding of the kernel, or an error."""
         lead = node.lead
         again = execute(self._graph, node, self._values.__getitem__)
         if not same(again[wrong - lead], result):
