@@ -10,7 +10,7 @@ import numpy as np
 
 from layerscope.graph.blocks import BlockRole
 from layerscope.graph.trace_blocks import TraceBlock, TraceBlocks, passes_text
-from layerscope.model.records import Floats
+from layerscope.model.records import Floats, call_site
 from layerscope.model.text import quantity, shape_text
 from layerscope.model.trace_record import Operation, Role, TraceRecord, field_of_all
 
@@ -46,8 +46,8 @@ class TraceWording:
         if not block.children:
             return self._label(block) + (f" ×{block.passes}" if block.passes > 1 else "")
         numbers = [self._record.calls[call].number for call in block.calls]
-        times = f" ×{len(numbers)}" if len(numbers) > 1 else f"#{numbers[0]}" if numbers[0] > 1 else ""
-        return self._short_path(block) + times
+        path = self._short_path(block)
+        return f"{path} ×{len(numbers)}" if len(numbers) > 1 else call_site(path, max(numbers[0], 1))
 
     def class_name(self, block: TraceBlock) -> str:
         """The class of a module."""

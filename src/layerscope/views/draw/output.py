@@ -13,6 +13,7 @@ from layerscope.errors import MissingError, SelectError
 from layerscope.graph.blocks import BlockRole
 from layerscope.graph.edge_routes import Point
 from layerscope.graph.layers import Naming
+from layerscope.model.text import number_text
 from layerscope.model.trace_record import TraceRecord
 from layerscope.views.draw import picture
 from layerscope.views.draw.picture import DrawOptions, EdgeStyle, EdgeView, GraphView, GroupView, NodeView, graph_view
@@ -172,8 +173,8 @@ def _bar(bar: ColorBar) -> str:
         f'<linearGradient id="scale">{stops}</linearGradient>'
         f'<text class="key" x="0" y="11">{escape(bar.label)}{scale}</text>'
         f'<rect x="0" y="16" width="{BAR_WIDTH:.0f}" height="{BAR_HEIGHT:.0f}" fill="url(#scale)"/>'
-        f'<text class="key" x="0" y="37">{bar.low:.4g}</text>'
-        f'<text class="key" x="{BAR_WIDTH:.0f}" y="37" text-anchor="end">{bar.high:.4g}</text>'
+        f'<text class="key" x="0" y="37">{number_text(bar.low)}</text>'
+        f'<text class="key" x="{BAR_WIDTH:.0f}" y="37" text-anchor="end">{number_text(bar.high)}</text>'
     )
 
 
