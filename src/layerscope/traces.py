@@ -1,4 +1,4 @@
-"""`Summary`: a model's modules with shapes and costs, as text and as a table."""
+"""Trace: every operation of one pass, with its operations, layers, summary and comparison."""
 
 from __future__ import annotations
 
@@ -334,11 +334,11 @@ class Trace:
         or `"encoder.0#2"` for its second call. `color_by` is a numeric field of operations, such as `"elapsed_s"`, or a
         number for each operation. `gradient=trace.gradients` marks the operations that a backward pass reached.
         """
-        from layerscope.views.draw.output import draw_pass
+        from layerscope.views.draw.output import draw_trace
         from layerscope.views.draw.picture import DrawOptions
 
         options = DrawOptions(depth, rolled, focus, color_by, gradient, expanded)
-        return draw_pass(self.record, self.naming, Path(path) if path is not None else None, options)
+        return draw_trace(self.record, self.naming, Path(path) if path is not None else None, options)
 
     def save(self, folder: str | Path, *, step: int | None = None) -> Path:
         """Write the trace into a run, a new one or one that is there; `ls.open(folder).traces()` reads it back.

@@ -1,4 +1,4 @@
-"""Which operations are the same place of a loop, and whether a loop feeds itself.
+"""Layers: operations that repeat one another, their names and relations, and whether a loop feeds itself.
 
 An *anchor* is an operation that uses parameters or buffers. Operations with the same parameters repeat each other. An
 operation without parameters repeats an earlier one of the same line of code only if no anchor lies between the two, or

@@ -1,4 +1,4 @@
-"""Where a tall stack of layers is broken into columns, so that a deep network fits on a screen and not on a strip."""
+"""Sizes of the children of a group → coordinates: layers below one another, a tall stack in several columns."""
 
 from __future__ import annotations
 

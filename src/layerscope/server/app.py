@@ -1,4 +1,4 @@
-"""Who may talk to the server: pages that it served itself, to a name that is its own."""
+"""The application: who may talk to it, the live channel, the routes and the built page."""
 
 from __future__ import annotations
 

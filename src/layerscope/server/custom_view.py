@@ -1,4 +1,4 @@
-"""A view of the user's own: a Python file whose function is called with the selection. Run only where it was asked for.
+"""A custom view: a Python file of the user's whose function is called with the selection, if `--view` names it.
 
     def view(selection: TensorSelection, run: Run) -> object
 

@@ -1,4 +1,4 @@
-"""The limits of a number format on the exponent axis."""
+"""Histograms of one series over the steps, and the limits of number formats on the exponent axis."""
 
 from __future__ import annotations
 

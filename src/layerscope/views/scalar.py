@@ -1,4 +1,4 @@
-"""How many rows of a run fall into one column of the screen."""
+"""Curves over the steps, and how many rows of a run fall into one column of the screen."""
 
 from __future__ import annotations
 

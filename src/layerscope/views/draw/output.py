@@ -339,7 +339,7 @@ def _quoted(text: str) -> str:
 FORMATS = (".svg", ".png", ".dot")
 
 
-def draw_pass(record: TraceRecord, naming: Naming, path: Path | None, options: DrawOptions) -> str:
+def draw_trace(record: TraceRecord, naming: Naming, path: Path | None, options: DrawOptions) -> str:
     """The graph as SVG text; with a path also written there, in the format its ending names."""
     if path is not None and path.suffix not in FORMATS:
         raise SelectError(
