@@ -206,7 +206,7 @@ def charts(tab: Measured, repeat: int) -> list[Row]:
         )
     rows.append(another_site.row("another site", 0.1))
     rows.append(another_stat.row("another statistic", 0.1))
-    return [*rows, move.row("cross-hair moved", 0.1)]
+    return [*rows, move.row("crosshair moved", 0.1)]
 
 
 def heat_map_at_once(tab: Measured) -> list[Row]:

@@ -260,7 +260,7 @@ WRONG: list[tuple[Callable[[Recorder], object], str]] = [
     (lambda run: run.record("x", torch.ones(1), role="a@b"), "A role cannot be 'a@b'"),
     (lambda run: run.record("x", torch.ones(1), type="weight"), r"no type 'weight' \(of 'x'\).*input, target, loss"),
     (lambda run: run.record("x", torch.ones(1), detail="deep"), "no detail 'deep'.*summary, statistics, samples, all"),
-    (lambda run: run.record("x", [1.0]), r"'x' is no tensor but list.*torch\.as_tensor"),
+    (lambda run: run.record("x", [1.0]), r"'x' must be a tensor, got list.*torch\.as_tensor"),
     (lambda run: run.record("x", torch.ones(2, 2), batch_dim=2), "batch_dim=2 is none of them"),
     (lambda run: run.link("nothing", torch.ones(1)), "knows no tensor 'nothing'"),
     (lambda run: run.gradients(""), "needs the name of a loss"),

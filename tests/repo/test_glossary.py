@@ -106,6 +106,25 @@ RETIRED = {
         "class Book",
     ),
 }
+#: Phrases that plain English replaced, in upper or lower case.
+PHRASES = (
+    "somebody",
+    "whoever",
+    "so many",
+    "least dear",
+    "for want of",
+    "one's own",
+    "in the place of",
+    "own statistics",
+    "cross-hair",
+    "a pass is saved",
+    "saved pass",
+    "saved passes",
+    "table of costs",
+    "is no tensor",
+    "stay behind in nothing",
+    "not proven",
+)
 #: Patterns of British spelling.
 BRITISH = (
     r"\b\w*[Cc]olour\w*",
@@ -153,6 +172,11 @@ def whole(word: str) -> str:
 @pytest.mark.parametrize("word", RETIRED)
 def test_retired_words_do_not_occur(word: str) -> None:
     assert uses("|".join(map(whole, RETIRED[word]))) == []
+
+
+@pytest.mark.parametrize("phrase", PHRASES)
+def test_retired_phrases_do_not_occur(phrase: str) -> None:
+    assert uses(f"(?i:{whole(phrase)})") == []
 
 
 @pytest.mark.parametrize("pattern", BRITISH)

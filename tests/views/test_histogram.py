@@ -176,7 +176,7 @@ def test_a_few_tiny_values_do_not_stretch_the_exponent_axis() -> None:
 def test_a_part_of_the_training_is_cut_out() -> None:
     tensors = {step: normal(step, 200) for step in range(0, 50, 5)}
     view = histogram_view(history_of(tensors), AxisKind.LINEAR, Screen(first=11, last=30))
-    assert view.last_steps.tolist() == [10, 15, 20, 25, 30]  # a cross-hair at 11 to 14 reads step 10
+    assert view.last_steps.tolist() == [10, 15, 20, 25, 30]  # a crosshair at 11 to 14 reads step 10
     assert histogram_view(history_of(tensors), AxisKind.LINEAR, Screen(first=15)).first_steps[0] == 15
     assert histogram_view(history_of(tensors), AxisKind.LINEAR, Screen(first=11, last=14)).points == 0
     nothing = histogram_view(history_of(tensors), AxisKind.LINEAR, Screen(first=90))

@@ -20,7 +20,7 @@ from layerscope.query.tables import curves_by_name
 
 FEWEST_STEPS = 8  # recorded ones: with fewer, a median over time says little
 BEGINNING = 5  # steps that stand for the level at the start
-MOST_STEPS = 400  # of a longer run so many, spread evenly: medians stay the same, and it takes a fraction of the time
+MOST_STEPS = 400  # evenly spaced steps of a longer run: medians stay the same, and it takes a fraction of the time
 
 #: The moments that rules need of a kind. Spikes of gradients are sought in all steps, the rest is read thinned out.
 COLUMNS = {

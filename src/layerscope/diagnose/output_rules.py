@@ -153,7 +153,7 @@ def _idle_units(recording: RunEvidence) -> Iterator[Finding]:
         step=int(histories.steps[at]),
         title=f"{fewest} of {series.shape[0]} units get no gradient: {recording.called(series.site)}{more}",
         why=f"From step {histories.steps[at]} on, at least {fewest} of the {series.shape[0]} elements of the gradient "
-        f"of {series.site!r}, one for each unit, are exactly 0 at every recorded step: so many units do not react to "
+        f"of {series.site!r}, one for each unit, are exactly 0 at every recorded step: these units do not react to "
         "any sample of a batch, and do not learn.",
         advice=ADVICE,
         evidence=tuple(

@@ -209,23 +209,23 @@ class IdleWorker:
 
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENAS = -1, -3, -8  # numbers of mallopt
-_LARGE = 1 << 23  # bytes that are taken from the system by themselves, and given back at once: each page of them costs
-_KEPT = 1 << 26  # of smaller ones, what requests need again and again, until the server is idle: new pages cost time
+_LARGE = 1 << 23  # larger allocations are mapped separately and unmapped when freed, which costs time per page
+_KEPT = 1 << 26  # bytes of smaller allocations kept between requests: new pages cost time
 
 
 def give_memory_back() -> None:
-    """Have what a large answer took returned to the system when it is sent.
+    """Allocator settings that keep the server's memory low: memory of a large answer is released after it is sent.
 
-    By itself the C library keeps what was freed, for each thread: hundreds of megabytes after a few heat maps.
+    By default the C library keeps freed memory per thread: hundreds of megabytes after a few heat maps.
     """
-    pa.set_memory_pool(pa.system_memory_pool())  # Arrow's own keeps more still
+    pa.set_memory_pool(pa.system_memory_pool())  # Arrow's default pool keeps even more
     if sys.platform == "linux" and hasattr(library := ctypes.CDLL(None), "mallopt"):
         for option, value in ((_ARENAS, 2), (_MMAP_THRESHOLD, _LARGE), (_TRIM_THRESHOLD, _KEPT)):
             library.mallopt(option, value)
 
 
 def tidy() -> None:
-    """Return what lies free between what is in use, if this is a process whose memory is given back."""
+    """Release free memory to the system, if `give_memory_back` configured this process."""
     given_back = pa.default_memory_pool().backend_name == "system"
     if given_back and sys.platform == "linux" and hasattr(library := ctypes.CDLL(None), "malloc_trim"):
         library.malloc_trim(0)

@@ -2,7 +2,7 @@
 
     def view(selection: TensorSelection, run: Run) -> object
 
-What it gives back may be a figure of matplotlib or plotly, an image (PIL, a numpy array, PNG or SVG), a table (ours,
+It may return a figure of matplotlib or plotly, an image (PIL, a numpy array, PNG or SVG), a table (ours,
 Arrow or pandas), text, a list of (text, weight) to color, or a list of several of these.
 """
 

@@ -27,7 +27,7 @@ class Screen:
     def shows(self, steps: Ints) -> slice:
         """The rows that are shown, of rows in ascending order of steps; none where no step is in sight.
 
-        The last one before the first step in sight is among them: a cross-hair between the two reads it.
+        The last one before the first step in sight is among them: a crosshair between the two shows it.
         """
         start = 0 if self.first is None else int(np.searchsorted(steps, self.first))
         stop = len(steps) if self.last is None else int(np.searchsorted(steps, self.last, side="right"))

@@ -254,7 +254,7 @@ class OpenTrace:
 
 
 def trace_list(run: OpenRun) -> TraceList:
-    """The traces of the run; one that cannot be read says why in the place of its failure."""
+    """The traces of the run; one that cannot be read has the reason as its failure."""
 
     def entry(folder: Path) -> TraceEntry:
         try:

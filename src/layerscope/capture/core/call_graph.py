@@ -112,7 +112,7 @@ class _Inside:
         self._joins: dict[int, str] = {}  # the first port that a tensor in which several met went into
 
     def sources(self, target: TracedCall, port: NodePort, position: int) -> tuple[list[CallPort], str]:
-        """Calls and ports that the tensor at a port came from, after so many of the children; and where several met.
+        """Calls and ports that the tensor at a port came from, before child `position`; and where several met.
 
         That is named by the first port that the tensor in which they met went into.
         """

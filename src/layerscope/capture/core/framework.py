@@ -150,7 +150,7 @@ class Framework(ABC):
         """The values; may share the tensor's memory. Formats that numpy lacks become float32."""
 
     def summarize(self, arena: Arena, tensor: Tensor, most: int | None) -> int:
-        """Row of the tensor's summary in the arena, of at most so many elements; `SelectError` if it has none."""
+        """Summarize at most `most` elements; returns the row in the arena. `SelectError` if that is impossible."""
         values = self.array(tensor).ravel()
         values = np.ascontiguousarray(values if most is None else values[:: -(-values.size // most) or 1])
         return arena.add(values.ctypes.data, values.size, format_number(values.dtype.name))

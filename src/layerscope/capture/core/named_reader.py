@@ -142,7 +142,7 @@ class NamedReader:
         """Shape of the tensor, and which dimension is the batch's."""
         if not isinstance(tensor, self._framework.tensor_type):
             raise ArgumentError(
-                f"{name!r} is no tensor but {type(tensor).__name__}. Record a tensor: torch.as_tensor(…)."
+                f"{name!r} must be a tensor, got {type(tensor).__name__}. Convert it, such as by torch.as_tensor(…)."
             )
         tensor, _ = self._framework.local_part(tensor)
         shape = self._framework.shape(tensor)

@@ -292,7 +292,7 @@ class NamedTensorSummarizer:
             summary.level = STATISTICS if summary.array is None else SAMPLES
 
     def _room(self, size: int) -> int:
-        """Where a copy of so many bytes has room in the memory."""
+        """Offset in the memory with room for a copy of `size` bytes."""
         room = (size + _ALIGNED - 1) & -_ALIGNED
         if self._used + room > len(self._memory):
             self._memory, self._used = np.empty(max(room, self._expected), np.uint8), 0

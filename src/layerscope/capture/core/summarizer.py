@@ -32,7 +32,7 @@ class SeriesKey(NamedTuple):
 class SummaryOptions:
     """How much of each tensor is summarized, and which statistics are made beside."""
 
-    sample: int | None = None  # of a larger tensor only so many elements count
+    sample: int | None = None  # largest number of elements read per tensor
     custom: StatisticsFunction | None = None  # further statistics, by a function of the user
     evaluation: int = 16  # forwards of an evaluation; 0: those of recorded steps only
 
