@@ -14,7 +14,7 @@ import torch
 from playwright.sync_api import Browser, Page, sync_playwright
 from rich.progress import Progress
 
-from layerscope.cli.commands import VIEW
+from layerscope.cli.main import VIEW
 from layerscope.demos import recurrent_bug
 from layerscope.server.serve import PageServer
 from tests.browser.conftest import FLAGS, chromium

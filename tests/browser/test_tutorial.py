@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from playwright.sync_api import Locator, Page, expect
 
-from layerscope.cli.commands import VIEW
+from layerscope.cli.main import VIEW
 from layerscope.server.serve import PageServer
 from tests.browser.conftest import Visit
 from tests.browser.test_journeys import IMAGES

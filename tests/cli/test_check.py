@@ -87,7 +87,7 @@ def test_a_fault_of_a_rule_is_told_with_exit_code_2_and_the_others_are_checked(
     def faulty(path: Path) -> Diagnosis:
         return check(path) if path.name == "broken" else Diagnosis((), (), [][1], None)
 
-    monkeypatch.setattr("layerscope.cli.commands.check", faulty)
+    monkeypatch.setattr("layerscope.cli.main.check", faulty)
     assert main(["check", str(project / "sound"), str(project / "broken")]) == 2
     shown = capfd.readouterr()
     assert f"{project / 'sound'} could not be read: IndexError: list index out of range" in shown.err

@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 
 import layerscope as ls
-from layerscope.cli.commands import compaction_text
-from layerscope.cli.main import main
+from layerscope.cli.main import compaction_text, main
 from layerscope.store.compaction import CompactReport
 from tests.query.test_discover import closed_to_us
 from tests.server.runs import write_run

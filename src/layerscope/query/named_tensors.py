@@ -1,4 +1,4 @@
-"""Statistics of single samples, from their kept values: the same words as over all values, in float64."""
+"""Named tensors of a run: their steps, dependency graphs, histories, kept values and statistics of samples."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -38,9 +38,6 @@ _SERIES = 64  # whose values are cached
 _SERIES_BYTES = 2 << 20  # of values at all steps, beyond which they are read step by step
 _BYTES_AT_ONCE = 32 << 20
 _STEPS = 32  # whose values are cached, of series that are larger
-Sampled = tuple[
-    Ints, Ints, dict[str, Floats]
-]  # steps, samples, and statistics by name: a row for each sample of a step
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +46,14 @@ class KeptValues:
 
     samples: Ids  # which ones, by their places in the batch; none where the tensor has no batch
     array: npt.NDArray[Any]  # as recorded, the samples first
+
+
+class SampleRows(NamedTuple):
+    """Statistics of samples: row i is of sample `samples[i]` at step `steps[i]`."""
+
+    steps: Ints
+    samples: Ints
+    statistics: dict[str, Floats]
 
 
 def statistics_of(samples: npt.NDArray[Any]) -> dict[str, Floats]:
@@ -111,7 +116,7 @@ def _extremes(known: Floats, finite: Flags) -> dict[str, Floats]:
     return {name: np.where(np.isfinite(values), values, np.nan) for name, values in extremes.items()}
 
 
-def sampled(values: Mapping[int, KeptValues]) -> list[Sampled]:
+def sampled(values: Mapping[int, KeptValues]) -> list[SampleRows]:
     """The statistics of every sample in values by step; those of equal shape are worked out together."""
     alike: dict[tuple[str, tuple[int, ...]], list[int]] = {}
     for step, kept in values.items():
@@ -122,11 +127,11 @@ def sampled(values: Mapping[int, KeptValues]) -> list[Sampled]:
         chosen = [values[step] for step in steps]
         samples = np.concatenate([kept.samples for kept in chosen]).astype(np.int64)
         of = np.repeat(np.array(steps, np.int64), [len(kept.samples) for kept in chosen])
-        groups.append((of, samples, statistics_of(np.concatenate([kept.array for kept in chosen]))))
+        groups.append(SampleRows(of, samples, statistics_of(np.concatenate([kept.array for kept in chosen]))))
     return groups
 
 
-def joined(parts: Sequence[Sampled]) -> Sampled:
+def joined(parts: Sequence[SampleRows]) -> SampleRows:
     """Several in one; a statistic that a part lacks is NaN in it."""
     names = dict.fromkeys(name for _, _, statistics in parts for name in statistics)
     steps, samples = (np.concatenate([np.zeros(0, np.int64), *(part[k] for part in parts)]) for k in (0, 1))
@@ -134,7 +139,7 @@ def joined(parts: Sequence[Sampled]) -> Sampled:
         name: np.concatenate([statistics.get(name, np.full(len(of), np.nan)) for of, _, statistics in parts])
         for name in names
     }
-    return steps, samples, columns
+    return SampleRows(steps, samples, columns)
 
 
 class ValueCache:
@@ -199,8 +204,8 @@ _SAMPLED_KNOWN = 256  # tensors whose statistics of samples are cached
 class NamedTensors:
     """The named tensors of a run as they were when it was asked for: `steps()`, `graph()`, `statistics()`, `values()`.
 
-    A tensor is found by its name, its role where it has one, and the iteration of the step. `loss=None` is its value;
-    else its gradient, `""` of a loss that was given no name. A parameter of the model is the same in every iteration;
+    Its name, its role if it has one, and the iteration of the step identify a tensor. `loss=None` is its value; else
+    its gradient, `""` of a loss that was given no name. A parameter of the model is the same in every iteration;
     its gradient is what the loss added to it, or in a run that names no losses the gradient that was applied.
     """
 
@@ -211,7 +216,7 @@ class NamedTensors:
         self._tables: dict[str | None, Table] = {}
         self._histories = HistoryCache(reader, of_rank(reader.series(), rank), len(self._infos))
         self._values = ValueCache(reader, rank, np.array(sorted(self._infos), np.int64))
-        self._samples: LRUCache[SeriesNumbers, Sampled] = LRUCache(_SAMPLED_KNOWN)
+        self._samples: LRUCache[SeriesNumbers, SampleRows] = LRUCache(_SAMPLED_KNOWN)
 
     def steps(self, type: str | None = None) -> Table:
         """The steps in which tensors were named, or those of one type.
@@ -286,7 +291,7 @@ class NamedTensors:
 
     def samples(
         self, steps: Ints, name: str, role: str = "", iteration: int = 1, loss: str | None = None
-    ) -> tuple[dict[int, KeptValues], Sampled]:
+    ) -> tuple[dict[int, KeptValues], SampleRows]:
         """The samples of a tensor at some steps: their kept values by step, and statistics kept in place of values."""
         numbers = self._numbers(name, role, iteration, loss)
         values = {step: kept for part in self._values.all(numbers, steps) for step, kept in part.items()}
@@ -342,22 +347,22 @@ class NamedTensors:
             numbers[key] = (*numbers.get(key, ()), number)
         return numbers
 
-    def _sampled(self, numbers: SeriesNumbers) -> Sampled:
+    def _sampled(self, numbers: SeriesNumbers) -> SampleRows:
         """Statistics of every sample at every step: worked out of values, and read where there are none."""
         parts = [part for values in self._values.all(numbers) for part in sampled(values)]
         read = self._recorded_samples(numbers, None)
-        steps, samples, columns = joined([*parts, *([read] if len(read[0]) else [])])
+        steps, samples, columns = joined([*parts, *([read] if len(read.steps) else [])])
         order = np.argsort(steps, kind="stable")
-        return steps[order], samples[order], {name: column[order] for name, column in columns.items()}
+        return SampleRows(steps[order], samples[order], {name: column[order] for name, column in columns.items()})
 
-    def _recorded_samples(self, numbers: SeriesNumbers, steps: Ints | None) -> Sampled:
+    def _recorded_samples(self, numbers: SeriesNumbers, steps: Ints | None) -> SampleRows:
         """Statistics of samples that were recorded in place of their values."""
         table = of_rank(self._reader.sample_stats(list(numbers), steps), self._rank)
         samples = table["samples"].to_pylist()
         statistics = np.concatenate([np.zeros((0, len(SAMPLE_STATISTICS))), *numbers_of(table)])
         places = np.array([sample for row in samples for sample in row], np.int64)
         step_of = np.repeat(tables.ints(table, "step"), [len(row) for row in samples])
-        return step_of, places, dict(zip(SAMPLE_STATISTICS, statistics.T, strict=True))
+        return SampleRows(step_of, places, dict(zip(SAMPLE_STATISTICS, statistics.T, strict=True)))
 
     def _lacks_batch(self, numbers: SeriesNumbers, step: int) -> bool:
         """Whether it is known of a tensor that it has no samples to choose from."""

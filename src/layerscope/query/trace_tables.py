@@ -37,8 +37,8 @@ def stack_of(record: TraceRecord, operation: int, code: Code | None) -> Iterator
     frames = record.operations[operation].frames
     while True:
         for frame in frames:
-            found = snippet(frame) if code is None else code.get((frame.file, frame.line), (0, ()))
-            yield CodeFrame(*frame, *found)
+            lines = snippet(frame) if code is None else code.get((frame.file, frame.line), (0, ()))
+            yield CodeFrame(*frame, *lines)
         if around is None:
             return
         frames, around = record.calls[around].frames, record.calls[around].parent

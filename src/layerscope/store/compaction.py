@@ -249,8 +249,8 @@ def _made(
 def _sorted_pieces(sources: Sources) -> Iterator[pa.Table]:
     """The rows of a group in table order, a limited number of bytes at a time."""
     pieces = _pieces(sources) if sources.table in BY_SERIES else iter((RowFilter(),))
-    for wanted in pieces:
-        yield in_order(sources.table, sources.read(SCHEMA[sources.table].names, wanted))
+    for row_filter in pieces:
+        yield in_order(sources.table, sources.read(SCHEMA[sources.table].names, row_filter))
 
 
 def _pieces(sources: Sources) -> Iterator[RowFilter]:

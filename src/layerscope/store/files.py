@@ -53,10 +53,10 @@ class Directory:
 
     def _entries(self) -> list[os.DirEntry[str]]:
         with os.scandir(self.path if self._handle is None else self._handle) as entries:
-            found = [entry for entry, _ in zip(entries, range(MOST_NAMES + 1), strict=False)]
-        if len(found) > MOST_NAMES:
+            listed = [entry for entry, _ in zip(entries, range(MOST_NAMES + 1), strict=False)]
+        if len(listed) > MOST_NAMES:
             raise damaged(self.path, f"it holds more than {MOST_NAMES:,} files", "Remove what is not of the run.")
-        return found
+        return listed
 
     def stat(self, name: str) -> os.stat_result:
         """Size and times of a regular file."""

@@ -67,8 +67,8 @@ def operations_file(operations: Sequence[Operation], frames: dict[StackFrame, in
     columns: list[pa.Array] = []
     for name in _SCHEMA.names[:-1]:
         value = made.get(name)
-        found = [getattr(op, name) for op in rows] if value is None else [value(op) for op in rows]
-        columns.append(numbers(np.array(found, dtype_of(_NUMBERS[name]))) if name in _NUMBERS else _common(found))
+        items = [getattr(op, name) for op in rows] if value is None else [value(op) for op in rows]
+        columns.append(numbers(np.array(items, dtype_of(_NUMBERS[name]))) if name in _NUMBERS else _common(items))
     columns.append(pa.ListArray.from_arrays(numbers(ends), numbers(np.array(parents, np.int32))))
     sink = pa.BufferOutputStream()
     with pa.ipc.new_file(sink, _SCHEMA) as file:
@@ -90,12 +90,12 @@ def read_operations(
     if checksum_text(content) != given:
         raise damaged(path, "its bytes do not match their checksum", "Save the trace again.")
     try:
-        found = _stream(content)
-        about = {key.decode(): value.decode() for key, value in (found.schema.metadata or {}).items()}
+        stream = _stream(content)
+        about = {key.decode(): value.decode() for key, value in (stream.schema.metadata or {}).items()}
         if about.get("format") != "layerscope-operations":
             raise damaged(path, "it holds no operations of a trace")
         check_version(path, int(about["version"][:9]) if about.get("version", "").isdecimal() else None)
-        batch = found.read_next_batch()
+        batch = stream.read_next_batch()
         batch.validate(full=True)
         if nulls := [name for name, column in zip(batch.schema.names, batch.columns, strict=True) if column.null_count]:
             raise damaged(path, f"its column {nulls[0]!r} has nulls")
@@ -222,8 +222,8 @@ def _read_common(batch: pa.RecordBatch, name: str, made: Callable[[Any], object]
     """One column; for a field missing in older files, its default value."""
     if name not in batch.schema.names and name in Operation._field_defaults:
         return _Common([Operation._field_defaults[name]], np.zeros(batch.num_rows, np.int32))
-    found = [json.loads(text) for text in batch.column(name).dictionary.to_pylist()]
-    return _Common(found if made is None else [made(value) for value in found], values(batch.column(name).indices))
+    items = [json.loads(text) for text in batch.column(name).dictionary.to_pylist()]
+    return _Common(items if made is None else [made(value) for value in items], values(batch.column(name).indices))
 
 
 def _operation(index: int, fields: dict[str, Any]) -> Operation:  # Any: the types of the fields
