@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from layerscope.capture.core.named_tensors import attach_listeners
-from layerscope.errors import ArgumentError, LayerscopeWarning, MissingError, SelectError
+from layerscope.errors import ArgumentError, LayerscopeWarning, MissingError
 
 if TYPE_CHECKING:
     from torch import nn
@@ -194,7 +194,7 @@ def trace(
     """
     _need_torch("trace()")
     if not callable(model):
-        raise SelectError(f"trace() needs a model or function to call, not {type(model).__name__}: trace(model, x).")
+        raise ArgumentError(f"trace() needs a model or function to call, not {type(model).__name__}: trace(model, x).")
     from layerscope.torch_traces import TraceOptions, traced_call
 
     return traced_call(model, inputs, named_inputs, TraceOptions(save=save, seed=seed))

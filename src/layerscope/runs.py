@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 
 from layerscope.diagnose.findings import findings_table
 from layerscope.diagnose.rules import check
-from layerscope.errors import SelectError, StoreError
+from layerscope.errors import ArgumentError, SelectError, StoreError
 from layerscope.model.lru_cache import LRUCache
 from layerscope.model.patterns import Patterns, listed, matching, only
 from layerscope.model.records import STEP_TYPE, CallGraph, Metric
@@ -262,7 +262,7 @@ def _add_curves(folder: Path, curves: object, step: str) -> list[str]:
         )
     names = [name for name in table.column_names if name != step]
     if not names:
-        raise SelectError(f"The curves have no column beside {step!r}: there is nothing to add.")
+        raise ArgumentError(f"The curves have no column beside {step!r}: there is nothing to add.")
     steps = _steps(table, step)
     _write(folder, {name: (steps, _numbers(table, name)) for name in names})
     return names
@@ -303,7 +303,7 @@ def _table(curves: object) -> pa.Table:
     try:
         return pa.table(curves)
     except (TypeError, ValueError, pa.ArrowException) as error:
-        raise SelectError(
+        raise ArgumentError(
             f"The curves are no table: {error}. Give a pandas or polars data frame, an Arrow table, or a dict of "
             "columns of one length."
         ) from None
@@ -313,16 +313,16 @@ def _steps(table: pa.Table, name: str) -> list[int]:
     try:
         steps = table.column(name).combine_chunks().cast(pa.int64())
     except pa.ArrowException as error:
-        raise SelectError(f"Column {name!r} does not hold whole steps: {error}. Round it, or name another.") from None
+        raise ArgumentError(f"Column {name!r} does not hold whole steps: {error}. Round it, or name another.") from None
     if steps.null_count:
-        raise SelectError(f"Column {name!r} lacks {steps.null_count} steps. Leave these rows out, or fill them in.")
+        raise ArgumentError(f"Column {name!r} lacks {steps.null_count} steps. Leave these rows out, or fill them in.")
     if len(steps) and (first := pc.min(steps).as_py()) < 0:
-        raise SelectError(f"Column {name!r} has step {first}; steps count from 0.")
+        raise ArgumentError(f"Column {name!r} has step {first}; steps count from 0.")
     return list(steps.to_pylist())
 
 
 def _numbers(table: pa.Table, name: str) -> list[float | None]:
     column = table.column(name).combine_chunks()
     if not (pa.types.is_floating(column.type) or pa.types.is_integer(column.type)):
-        raise SelectError(f"Column {name!r} holds {column.type}, not numbers. Leave it out: a metric is a number.")
+        raise ArgumentError(f"Column {name!r} holds {column.type}, not numbers. Leave it out: a metric is a number.")
     return list(column.cast(pa.float64(), safe=False).to_pylist())

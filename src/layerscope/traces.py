@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from layerscope.errors import SelectError, StateError
+from layerscope.errors import ArgumentError, SelectError, StateError
 from layerscope.graph.layers import Distance, Naming, Relations, name_layers
 from layerscope.model.trace_record import CodeFrame, Operation, TraceRecord
 from layerscope.query.tables import Table
@@ -366,7 +366,7 @@ class Trace:
                 target.write_text(report(self._run_in(folder), start=TRACES_VIEW).html, encoding="utf-8")
         else:
             ending = target.suffix or target.name
-            raise SelectError(f"A trace is exported as .html or .json, not as {ending!r}. To keep values, save().")
+            raise ArgumentError(f"A trace is exported as .html or .json, not as {ending!r}. To keep values, save().")
 
     def show(self) -> object:
         """The trace to look at: in a notebook a widget, as last line of a cell; elsewhere it opens in the browser."""

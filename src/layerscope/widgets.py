@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
-from layerscope.errors import LayerscopeError, MissingError, SelectError
+from layerscope.errors import ArgumentError, LayerscopeError, MissingError, SelectError
 from layerscope.model.patterns import unmatched
 from layerscope.server.one_file import OfflineApi, report
 from layerscope.server.serve import has_screen
@@ -77,7 +77,7 @@ def start_at(view: str, words: Mapping[str, str | None], numbers: Mapping[str, i
             raise SelectError(unmatched(word, known[name], name))
     every = numbers["every"]
     if every is not None and every < 1:
-        raise SelectError(f"every={every} shows no step: it must be 1 or more.")
+        raise ArgumentError(f"every={every} shows no step: it must be 1 or more.")
     given = {name: str(number) for name, number in numbers.items() if number is not None}
     return f"#{urlencode({**said, **VIEWS[view], **given})}"
 

@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 import layerscope as ls
 from layerscope.capture.torch.targets import Models, choose
-from layerscope.errors import ArgumentError, SelectError
+from layerscope.errors import ArgumentError
 from layerscope.model.records import CallGraph, Event, Kind, Mode
 from tests.capture.models import Mlp
 from tests.capture.naming import record, recording
@@ -152,7 +152,7 @@ def test_models_that_share_parameters_are_watched_together() -> None:
     ],
 )
 def test_a_bad_dictionary_of_models_is_refused(models: Any, message: str, tmp_path: Path) -> None:
-    with pytest.raises(SelectError, match=message):
+    with pytest.raises(ArgumentError, match=message):
         ls.watch(models, to=tmp_path / "run")
     assert not (tmp_path / "run").exists()
 

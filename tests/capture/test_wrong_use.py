@@ -47,9 +47,11 @@ def test_an_unknown_kind_names_those_there_are(tmp_path: Path) -> None:
 
 
 def test_something_else_than_a_model_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(SelectError, match=r"needs a torch\.nn\.Module, or a dictionary of them by name, not function"):
+    with pytest.raises(
+        ArgumentError, match=r"needs a torch\.nn\.Module, or a dictionary of them by name, not function"
+    ):
         ls.watch(lambda x: x, to=tmp_path / "run")  # type: ignore[arg-type]
-    with pytest.raises(SelectError, match=r"needs a torch\.optim\.Optimizer, or several, not str"):
+    with pytest.raises(ArgumentError, match=r"needs a torch\.optim\.Optimizer, or several, not str"):
         ls.watch(Mlp(), "adam", to=tmp_path / "run")  # type: ignore[arg-type]
 
 

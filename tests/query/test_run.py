@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import layerscope as ls
-from layerscope.errors import SelectError
+from layerscope.errors import ArgumentError, SelectError
 from layerscope.model.records import Floats
 from layerscope.query.matrix import Question, matrix
 from layerscope.store.reader import Reader
@@ -213,7 +213,7 @@ def test_quantiles_are_those_of_the_tensor_to_within_a_bucket(watched: Watched) 
 
 
 def test_a_share_that_is_none_is_refused(watched: Watched) -> None:
-    with pytest.raises(SelectError, match="50 is no share"):
+    with pytest.raises(ArgumentError, match="50 is no share"):
         watched.run.quantiles(shares=[50])
 
 

@@ -11,7 +11,7 @@ import pytest
 
 import layerscope as ls
 from layerscope import widgets
-from layerscope.errors import SelectError
+from layerscope.errors import ArgumentError, SelectError
 from tests.repo.source import ROOT
 from tests.server.runs import write_run
 
@@ -60,7 +60,7 @@ def test_a_run_is_shown_from_the_view_site_kind_statistic_and_step_that_were_ask
     ],
 )
 def test_what_the_run_does_not_have_is_told_with_what_it_has(asked: dict[str, Any], told: str, run: ls.Run) -> None:
-    with pytest.raises(SelectError, match=re.escape(told)):
+    with pytest.raises((ArgumentError, SelectError), match=re.escape(told)):
         run.show(**asked)
 
 

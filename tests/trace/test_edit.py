@@ -128,7 +128,7 @@ def test_another_shape_is_allowed_where_the_model_takes_it(model: Net) -> None:
     ],
 )
 def test_a_wrong_edit_is_an_error_that_helps(edit: Any, message: str, model: Net) -> None:
-    with pytest.raises(SelectError, match=message):
+    with pytest.raises((ArgumentError, SelectError), match=message):
         edited(model, edit)
 
 

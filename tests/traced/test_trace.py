@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import layerscope as ls
-from layerscope.errors import SelectError, StateError
+from layerscope.errors import ArgumentError, SelectError, StateError
 from layerscope.model.trace_record import Operation
 from layerscope.traces import Op
 from tests.traced.models import Residual, SimpleRecurrent
@@ -147,7 +147,7 @@ def test_the_record_is_exported_as_json(trace: ls.Trace, tmp_path: Path) -> None
     content = json.loads((tmp_path / "trace.json").read_text())
     assert content["labels"] == trace.labels
     assert [row["function"] for row in content["operations"]] == [o.record.function for o in trace]
-    with pytest.raises(SelectError, match=r"exported as \.html or \.json"):
+    with pytest.raises(ArgumentError, match=r"exported as \.html or \.json"):
         trace.export(tmp_path / "pass.xml")
 
 
@@ -222,7 +222,7 @@ def test_the_graph_is_drawn_into_a_file(name: str, trace: ls.Trace, tmp_path: Pa
     ET.fromstring(drawn)
     text = (tmp_path / name).read_text()
     assert "linear_1_1" in text
-    with pytest.raises(SelectError, match=r"drawn as \.svg, \.png, \.dot, not as '\.jpg'"):
+    with pytest.raises(ArgumentError, match=r"drawn as \.svg, \.png, \.dot, not as '\.jpg'"):
         trace.draw(tmp_path / "net.jpg")
 
 
@@ -297,7 +297,7 @@ def test_a_block_cannot_be_run_again() -> None:
 
 
 def test_what_cannot_be_called_is_refused_and_an_empty_model_gives_its_input() -> None:
-    with pytest.raises(SelectError, match=r"needs a model or function to call, not Tensor"):
+    with pytest.raises(ArgumentError, match=r"needs a model or function to call, not Tensor"):
         ls.trace(torch.ones(2), nn.Linear(2, 2))  # type: ignore[arg-type]
     empty = ls.trace(nn.Sequential(), torch.ones(2))
     assert empty.labels == ["input_1_0", "output_1_1"]

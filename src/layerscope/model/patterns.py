@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
-from layerscope.errors import SelectError
+from layerscope.errors import ArgumentError, SelectError
 
 Pattern = str | re.Pattern[str] | type
 #: A name, a glob, a compiled regular expression, for sites also a module class; or a list of them, nested or not.
@@ -23,7 +23,7 @@ def listed(patterns: Patterns, what: str = "site") -> tuple[Pattern, ...]:
     if isinstance(patterns, str | type) or (isinstance(patterns, re.Pattern) and isinstance(patterns.pattern, str)):
         return (patterns,)
     if not isinstance(patterns, Iterable) or isinstance(patterns, bytes | bytearray):
-        raise SelectError(
+        raise ArgumentError(
             f"A {what} is selected by a name, a glob, a compiled regular expression{_or_class(what)} or a list of "
             f"them, got {patterns!r}."
         )

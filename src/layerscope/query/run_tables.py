@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from layerscope.errors import SelectError
+from layerscope.errors import ArgumentError, SelectError
 from layerscope.model import summary_spec
 from layerscope.model.patterns import Pattern, Patterns, listed, matching
 from layerscope.model.records import Floats, Ints
@@ -104,7 +104,7 @@ def _united_rows(several: Sequence[tuple[Ints, Ints]]) -> tuple[Ints, Ints, list
 def histograms(reader: Reader, series: pa.Table, steps: Steps, bins: int) -> Table:
     """Histograms over each series' own range, one row per series and step: `edges` and `counts` are lists."""
     if bins < 1:
-        raise SelectError(f"bins={bins} leaves nothing to count into. Give at least 1.")
+        raise ArgumentError(f"bins={bins} leaves nothing to count into. Give at least 1.")
     history = read_history(reader, series, steps, bits=True)
     edges, counts = _binned(history.owner, history.moments, history.bits.decoded(), bins)
     columns = {"edges": _lists(edges), "counts": _lists(counts)}
@@ -157,7 +157,9 @@ def quantiles(reader: Reader, series: pa.Table, steps: Steps, shares: Sequence[f
     """Values below which the given shares of a tensor's elements lie, one row per series and step."""
     for share in shares:
         if not 0 <= share <= 1:
-            raise SelectError(f"{share} is no share of the elements. Give numbers between 0 and 1: 0.5 for the median.")
+            raise ArgumentError(
+                f"{share} is no share of the elements. Give numbers between 0 and 1: 0.5 for the median."
+            )
     history = read_history(reader, series, steps, bits=True)
     values = derived.quantiles(history.bits.decoded(), history.moments["zeros"], np.array(shares))
     columns = {f"q{share:g}": pa.array(column) for share, column in zip(shares, values.T, strict=True)}

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 
 from layerscope.capture.core.framework import Targets
 from layerscope.capture.torch.hooks import is_wrapper
-from layerscope.errors import LayerscopeWarning, SelectError
+from layerscope.errors import ArgumentError, LayerscopeWarning, SelectError
 from layerscope.model.patterns import ROOT, listed, selected, unmatched
 from layerscope.model.records import Kind, ModuleNode
 
@@ -175,23 +175,25 @@ def _one_model(model: object) -> nn.Module:
     if isinstance(model, Mapping):
         for name in model:
             if not isinstance(name, str) or not name or not {".", "#", "@"}.isdisjoint(name) or name == ROOT:
-                raise SelectError(
+                raise ArgumentError(
                     f"watch() cannot call a model {name!r}: a name is text without '.', '#' and '@'. Rename it."
                 )
             if not isinstance(model[name], nn.Module):
-                raise SelectError(
+                raise ArgumentError(
                     f"watch() got {type(model[name]).__name__} as {name!r}. Give a torch.nn.Module for each name."
                 )
         models = {name: _one_model(one) for name, one in model.items()}
         names = {one: name for name, one in models.items()}
         twice = [name for name, one in models.items() if names[one] != name]
         if twice:
-            raise SelectError(f"watch() got one model under two names, {twice[0]!r} and {names[models[twice[0]]]!r}.")
+            raise ArgumentError(f"watch() got one model under two names, {twice[0]!r} and {names[models[twice[0]]]!r}.")
         if not models:
-            raise SelectError("watch() got an empty dictionary of models. Give at least one: {'generator': generator}.")
+            raise ArgumentError(
+                "watch() got an empty dictionary of models. Give at least one: {'generator': generator}."
+            )
         return Models(models)
     if not isinstance(model, nn.Module):
-        raise SelectError(
+        raise ArgumentError(
             f"watch() needs a torch.nn.Module, or a dictionary of them by name, not {type(model).__name__}. Give the "
             "model itself."
         )
@@ -246,7 +248,7 @@ def _optimizers(optimizer: Optimizer | Iterable[Optimizer] | None) -> tuple[Opti
     several = () if optimizer is None else (optimizer,) if isinstance(optimizer, Optimizer) else tuple(optimizer)
     for one in several:
         if not isinstance(one, Optimizer):
-            raise SelectError(f"watch() needs a torch.optim.Optimizer, or several, not {type(one).__name__}.")
+            raise ArgumentError(f"watch() needs a torch.optim.Optimizer, or several, not {type(one).__name__}.")
     return several
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 
-from layerscope.errors import MissingError, SelectError
+from layerscope.errors import ArgumentError, MissingError
 from layerscope.graph.blocks import BlockRole
 from layerscope.graph.edge_routes import Point
 from layerscope.graph.layers import Naming
@@ -342,7 +342,7 @@ FORMATS = (".svg", ".png", ".dot")
 def draw_trace(record: TraceRecord, naming: Naming, path: Path | None, options: DrawOptions) -> str:
     """The graph as SVG text; with a path also written there, in the format its ending names."""
     if path is not None and path.suffix not in FORMATS:
-        raise SelectError(
+        raise ArgumentError(
             f"A graph is drawn as {', '.join(FORMATS)}, not as {path.suffix or 'a file without ending'!r}."
         )
     view = graph_view(record, naming, options)

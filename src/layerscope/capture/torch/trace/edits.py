@@ -94,12 +94,12 @@ def _matches(when: When, running: RunningOp) -> bool:
 
 def _change(when: When, change: Change | Tensor) -> Change:
     if not isinstance(when, str) and not callable(when):
-        raise SelectError(f"An edit is chosen by a name, a glob or a function, not by {type(when).__name__}.")
+        raise ArgumentError(f"An edit is chosen by a name, a glob or a function, not by {type(when).__name__}.")
     if isinstance(change, Tensor):
         return lambda result: change
     if callable(change):
         return change
-    raise SelectError(
+    raise ArgumentError(
         f"The edit of {when!r} is {type(change).__name__}: give a function of the result, or a tensor for its place."
     )
 
