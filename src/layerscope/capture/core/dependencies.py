@@ -9,6 +9,7 @@ from typing import ParamSpec
 
 from layerscope.capture.core.framework import Framework, Operations, Tensor
 from layerscope.capture.core.named_tensors import NamedGraph, NamedTensor, StepData
+from layerscope.model.lru_cache import LRUCache
 from layerscope.model.records import DependencyLink, NamedNode, Sink, StepInfo, TensorType
 
 P = ParamSpec("P")
@@ -188,7 +189,7 @@ class DependencyCache:
 
     def __init__(self, sink: Sink) -> None:
         self._sink = sink
-        self.known: dict[int, tuple[int, ...]] = {}
+        self.known: LRUCache[int, tuple[int, ...]] = LRUCache(_MOST_KNOWN)
         self._sure: dict[str, int] = {}  # steps of the type since one had something new
         self._waiting: list[tuple[StepInfo, int]] = []  # written, but of an order whose graphs are not known
 
@@ -201,27 +202,26 @@ class DependencyCache:
 
     def learn(self, data: StepData) -> None:
         """Take in what a step showed."""
-        before = self.known.get(data.order)
+        before = self.known.peek(data.order)
         if data.is_traced:
-            self.known[data.order] = self._numbers(data)
-            if len(self.known) > _MOST_KNOWN:
-                del self.known[next(iter(self.known))]
-        same = before is not None and before == self.known.get(data.order)
+            self.known.put(data.order, self._numbers(data))
+        same = before is not None and before == self.known.peek(data.order)
         self._sure[data.type] = self._sure.get(data.type, 0) + 1 if same else 0
         if data.is_traced:
             self._settle(data.order)
 
     def put(self, data: StepData, reason: str) -> None:
         """Hand over the record of a step, and once more when its graphs are known: the last one counts."""
-        info = data.info(reason, self.known.get(data.order) or self._numbers(data))
+        info = data.info(reason, self.known.peek(data.order) or self._numbers(data))
         self._sink.put(info)
         if data.order not in self.known:
             self._waiting = [*self._waiting[1 - _MOST_WAITING :], (info, data.order)]
 
     def _settle(self, order: int) -> None:
+        graphs = self.known.peek(order) or ()
         for info, its_order in self._waiting:
-            if its_order == order and info.graphs != self.known[order]:
-                self._sink.put(replace(info, graphs=self.known[order]))
+            if its_order == order and info.graphs != graphs:
+                self._sink.put(replace(info, graphs=graphs))
         self._waiting = [waiting for waiting in self._waiting if waiting[1] != order]
 
     def _numbers(self, data: StepData) -> tuple[int, ...]:
