@@ -123,15 +123,6 @@ def test_both_elements_in_a_byte_of_float4_are_read() -> None:
     assert_summary_of(packed.view(torch.float4_e2m1fn_x2)[::2], every_other, 1.0)
 
 
-def test_a_nested_tensor_has_the_summary_of_its_parts() -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch calls nested tensors a prototype
-        nested = torch.nested.nested_tensor([CUBE[0, 0], CUBE[1, 0, :3]])
-    values = torch.cat([part.flatten() for part in nested.unbind()]).double().numpy()
-    for view in (nested, nested.transpose(1, 2)):
-        assert_summary_of(view, values, summary_spec.SMALLEST_NORMAL["float32"])
-
-
 def test_a_complex_tensor_is_summarized_by_its_magnitude() -> None:
     tensor = torch.complex(CUBE, CUBE.flip(0)).requires_grad_()
     for given in (tensor, tensor.conj(), tensor.T if tensor.ndim == 2 else tensor.transpose(0, 1)):
@@ -174,7 +165,7 @@ def refused() -> dict[str, torch.Tensor]:
         return {
             "sparse_coo": plain.to_sparse(),
             "sparse_csr": plain.to_sparse_csr(),
-            "jagged": torch.nested.nested_tensor([plain, plain], layout=torch.jagged),
+            "nested": torch.nested.nested_tensor([plain, plain], layout=torch.jagged),
             "mkldnn": plain.to_mkldnn(),
             "Uninitialized": torch.nn.UninitializedParameter(),
             "meta": plain.to("meta"),
@@ -183,7 +174,7 @@ def refused() -> dict[str, torch.Tensor]:
         }
 
 
-WORDS_OF_REFUSALS = ["sparse_coo", "sparse_csr", "jagged", "mkldnn", "Uninitialized", "meta", "quint8", "bits8"]
+WORDS_OF_REFUSALS = ["sparse_coo", "sparse_csr", "nested", "mkldnn", "Uninitialized", "meta", "quint8", "bits8"]
 
 
 @pytest.mark.parametrize("word", WORDS_OF_REFUSALS)

@@ -235,8 +235,8 @@ def _refuse_oversized(tensor: torch.Tensor) -> None:
 
 def _refuse(tensor: torch.Tensor) -> None:
     """Raise if the tensor cannot be summarized."""
-    if tensor.is_nested:  # torch stops at the question for its shape
-        raise SelectError("A nested tensor has no one shape. Record its `.to_padded_tensor(0.0)`.")
+    if tensor.is_nested:  # asking for its shape raises
+        raise SelectError("A nested tensor has no single shape. Record its `.to_padded_tensor(0.0)`.")
     if tensor.layout is not torch.strided:
         raise SelectError(
             f"A tensor of layout {tensor.layout} cannot be summarized. Record its `.to_dense()`, or its `.values()`."
