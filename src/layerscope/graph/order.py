@@ -169,7 +169,7 @@ class GroupOrderings:
             by_child[child].add(tensor)
         crossings: dict[tuple[int, int], float] = {}
         for (child, tensor), inner in inside.items():
-            if inner != NO_TENSOR and len(by_child[child] - {NO_TENSOR}) > 1:
+            if len(by_child[child]) > 1 and inner != NO_TENSOR and len(by_child[child] - {NO_TENSOR}) > 1:
                 tensors = self.of(child).ordering.ports(top=top)
                 if inner in tensors:
                     crossings[child, tensor] = (tensors.index(inner) + 0.5) / len(tensors) - 0.5

@@ -194,15 +194,15 @@ class TraceFlows:
     def hops(self, group: int) -> list[Hop]:
         """The hops in one group, in the order of the pass; a tensor is the block that computed it."""
         edges: dict[tuple[int, int, int, bool], list[Hop]] = {}
-        tree = self._tree
+        tree, end = self._tree, len(self._tree.chain(group)) + 1
         for source, target in self._touching(group):
             upper, lower = tree.instances(source), tree.instances(target)
             meet = next(at for at, pair in enumerate(zip(upper, lower, strict=False)) if pair[0] != pair[1])
             (above, _), (below, _) = upper[meet], lower[meet]
             back = not tree.blocks[above].operations[0] < tree.blocks[below].operations[0]
             key = (tree.leaf[source], tree.leaf[target], upper[meet - 1][0], back)
-            if key not in edges:
-                hops = hops_along(key[0], tree.chain(key[0]), tree.chain(key[1]), meet, back=back)
+            if key not in edges and meet < end:  # else it lies in one of the children
+                hops = hops_along(key[0], tree.chain(key[0])[:end], tree.chain(key[1])[:end], meet, back=back)
                 edges[key] = [hop for hop in hops if hop.group == group]
         return [hop for hops in edges.values() for hop in hops]
 

@@ -49,5 +49,8 @@ def quantity(x: float, unit: str) -> str:
     ('260 kB', '32 µs')
     """
     prefixes = _PREFIXES.get(unit, _LARGE)
-    factor, prefix = max((pair for pair in prefixes if abs(x) >= pair[0]), default=prefixes[0])
+    factor, prefix = prefixes[0]
+    for least, larger in prefixes[1:]:
+        if abs(x) >= least:
+            factor, prefix = least, larger
     return f"{number_text(x / factor, 3)} {prefix}{unit}"

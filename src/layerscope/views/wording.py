@@ -38,6 +38,7 @@ class TraceWording:
     def __init__(self, tree: TraceBlocks) -> None:
         self._blocks, self._record, self._naming = tree.blocks, tree.record, tree.naming
         self._shapes = field_of_all(tree.record.operations, "shape")
+        self._known = {parameter.name: parameter.shape for parameter in tree.record.parameters}
 
     def title(self, block: TraceBlock) -> str:
         """What the block is called: its label, or its path below the group it is drawn in."""
@@ -65,8 +66,7 @@ class TraceWording:
         if block.role in (BlockRole.INPUT, BlockRole.OUTPUT):
             border = "from outside" if block.role is BlockRole.INPUT else "to outside"
             return (self.shape(block),) if last.role.value == block.role.value else (self.shape(block), border)
-        used = {parameter.name: parameter.shape for parameter in self._record.parameters}
-        shapes = ", ".join(shape_text(used[name]) for name in last.parameters if name in used)
+        shapes = ", ".join(shape_text(self._known[name]) for name in last.parameters if name in self._known)
         lines = (self.path_below(block), self.shape(block), f"params {shapes}" if shapes else "")
         return tuple(line for line in lines if line)
 
@@ -92,7 +92,8 @@ class TraceWording:
         returned = self._record.operations[self.returned(block)[0]]
         elapsed, flops, size = (sum(amount[at] for at in block.operations) for amount in self._amounts)
         if block.children:
-            elements = elements_of(self._record, {name for at in block.operations for name in self._parameters[at]})
+            used = {name for at in block.operations for name in self._parameters[at]}
+            elements = sum(math.prod(self._known[name]) for name in used if name in self._known)
             facts = {
                 "module": block.path,
                 "class": self.class_name(block),
