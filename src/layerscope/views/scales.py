@@ -13,8 +13,9 @@ import numpy as np
 from layerscope.errors import SelectError
 from layerscope.graph.trace_blocks import TraceBlock
 from layerscope.model.records import Floats
-from layerscope.model.trace_record import Operation, Role, TraceRecord
+from layerscope.model.trace_record import Operation, TraceRecord
 from layerscope.stats import derived
+from layerscope.views.wording import FIELDS, amounts
 
 ROBUST = np.array([0.001, 0.999])  # the linear axis covers the values between these quantiles,
 BEYOND = 0.5  # and this share of their distance on either side, but no more than there are values
@@ -154,8 +155,6 @@ def magnitudes(bits: derived.BitRows) -> derived.BitRows:
 STOPS = ("#440154", "#482878", "#3e4989", "#31688e", "#26828e", "#1f9e89", "#35b779", "#6ece58", "#b5de2b", "#fde725")
 LOG_RANGE = 100.0  # a field whose values differ by more than this factor is shown on a logarithmic scale
 
-_ADDED = ("elapsed_s", "flops", "size_bytes")  # of several operations the sum counts, of any other field the mean
-
 
 @dataclass(frozen=True, slots=True)
 class ColorBar:
@@ -196,12 +195,20 @@ def color_scale(
     """The scale for a field of operations, or for a number given for each of them."""
     if color_by is None:
         return None
-    if not isinstance(color_by, str):
-        means = {block.index: _mean([color_by[op] for op in block.operations if op in color_by]) for block in blocks}
-        return ColorRange("value", {block: value for block, value in means.items() if value is not None})
-    _check(color_by)
-    gathered = {block.index: _gathered(record, block, color_by) for block in blocks}
-    return ColorRange(color_by, {block: value for block, value in gathered.items() if value is not None})
+    if isinstance(color_by, str):
+        _check(color_by)
+        label, values = color_by, amounts(record.operations, color_by)
+    else:
+        label, values = (
+            "value",
+            np.array([color_by.get(op, np.nan) for op in range(len(record.operations))], np.float64),
+        )
+    colored: dict[int, float] = {}
+    for block in blocks:
+        known = values[block.operations][np.isfinite(values[block.operations])]
+        if len(known):  # of a field that adds up the sum counts, of any other the mean
+            colored[block.index] = float(known.sum() if label in FIELDS else known.mean())
+    return ColorRange(label, colored)
 
 
 def color(share: float) -> str:
@@ -231,16 +238,3 @@ def _check(name: str) -> None:
     numeric = [field for field, kind in get_type_hints(Operation).items() if kind in (int, float, bool, int | None)]
     if name not in numeric:
         raise SelectError(f"Operations have no numeric field {name!r} to color by. There are: {', '.join(numeric)}.")
-
-
-def _gathered(record: TraceRecord, block: TraceBlock, name: str) -> float | None:
-    operations = [record.operations[index] for index in block.operations]
-    if name in ("elapsed_s", "flops"):  # of what was computed; a call with several results counts once
-        operations = [op for op in operations if op.lead == op.index and op.role is Role.OPERATION]
-    values = [float(value) for operation in operations if (value := getattr(operation, name)) is not None]
-    return (sum(values) if values else None) if name in _ADDED else _mean(values)
-
-
-def _mean(values: Sequence[float]) -> float | None:
-    finite = [value for value in values if math.isfinite(value)]
-    return sum(finite) / len(finite) if finite else None
