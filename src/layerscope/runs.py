@@ -46,7 +46,7 @@ class Run:
 
     @property
     def reader(self) -> Reader:
-        """The tables as they are stored, for what needs many rows at once."""
+        """The reader of the stored tables, to read many rows at once."""
         return self._reader
 
     @property
@@ -199,7 +199,7 @@ class Run:
         return run_tables.series_history(self._reader, series, rank)
 
     def findings(self) -> Table:
-        """What is wrong with the training as far as it is recorded: causes by step, each before what came of it."""
+        """Problems of the training so far: causes by step, each followed by its consequences."""
         return Table(findings_table(check(self.path)))
 
     def traces(self) -> list[Trace]:
@@ -226,7 +226,7 @@ class Run:
         axis: str | None = None,
         format: str | None = None,
     ) -> object:
-        """The run to look at: in a notebook a widget, as last line of a cell; elsewhere it opens in the browser.
+        """Show the run: as a widget in a notebook (last line of a cell), else in the browser.
 
         It begins with a view ("charts", "histogram" of one step, "graph", "heatmap", "findings", "traces", "compare",
         "tensors"), and there with a site, a kind of its tensors, a statistic and a step; of `every` steps one is shown.

@@ -39,14 +39,14 @@ UNLIMITED = 100_000  # columns: what is written to a file or another program is 
 
 @cache
 def console() -> Console:
-    """The terminal, or whatever the output was sent to."""
+    """The terminal, or the file or pipe that replaces it."""
     from rich.console import Console  # a mistake in the arguments is reported without loading it
 
     return Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else UNLIMITED)
 
 
 def complain(problem: object) -> None:
-    """Say what is wrong, in one sentence, where errors go."""
+    """Print a problem to stderr, in one sentence."""
     sys.stderr.write(f"layerscope: {problem}\n")
 
 
@@ -85,7 +85,7 @@ def _error_text(run: Path, error: Exception, *, several: bool) -> str:
 
 
 def compact_runs(options: argparse.Namespace) -> int:
-    """Compact a run or each run of a folder, and say what became of it; the exit code."""
+    """Compact a run or each run of a folder, and print the result; the exit code."""
 
     def one(path: Path, several: bool) -> None:  # noqa: FBT001  what `each_run` calls
         console().print(f"{path}: {compaction_text(compact(path))}", markup=False)
@@ -105,7 +105,7 @@ def compaction_text(report: CompactReport) -> str:
 
 
 def write_report(options: argparse.Namespace) -> int:
-    """Write the file and say what it holds; the exit code."""
+    """Write the report and print its contents; the exit code."""
     made = report(options.run_folder, most_bytes=round(options.size * 1e6))
     file = options.output or Path(f"{options.run_folder.resolve().name}.html")
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -148,7 +148,7 @@ COLORS = {Severity.ERROR: "bold red", Severity.WARNING: "yellow", Severity.NOTE:
 
 
 def check_runs(options: argparse.Namespace) -> int:
-    """Say of every run what is wrong with it; the exit code is 1 if one has an error, 2 if something cannot be read."""
+    """Print the findings of every run; the exit code is 1 if one has an error, 2 if something cannot be read."""
     diagnoses: dict[str, Diagnosis] = {}
 
     def one(path: Path, several: bool) -> None:  # noqa: FBT001  what `each_run` calls
@@ -205,7 +205,7 @@ def _print_finding(finding: Finding) -> None:
 
 
 def _paragraph(head: str, text: str, style: str = "") -> None:
-    """Text below its head; what is piped is one line."""
+    """Text after its head, wrapped in a terminal; one line in a pipe."""
     out = console()
     if out.is_terminal:
         wide = max(out.width, len(head) + 20)

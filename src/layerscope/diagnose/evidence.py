@@ -1,4 +1,4 @@
-"""What the rules look at: histories of one kind as matrices, losses, skipped steps; read as far as they are needed."""
+"""Evidence for the rules: histories of one kind as matrices, losses, skipped steps; read when a rule needs them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ UNTHINNED = (Kind.WEIGHT_GRAD,)
 
 @dataclass(frozen=True, slots=True)
 class SeriesInfo:
-    """What one row of a matrix is the history of."""
+    """The series of one row of a matrix."""
 
     site: str
     port: str
@@ -56,7 +56,7 @@ class KindHistories:
     moments: dict[str, Floats]
 
     def where(self, kept: Iterable[bool]) -> KindHistories:
-        """Only the rows to be kept."""
+        """The flagged rows."""
         at = np.flatnonzero(list(kept))
         rows = {name: matrix[at] for name, matrix in self.moments.items()}
         return KindHistories(tuple(self.series[i] for i in at), self.steps, rows)
@@ -68,7 +68,7 @@ class KindHistories:
 
 
 class RunEvidence:
-    """One run as rules see it. `until` is set once it is known: from that step on nothing but the cause counts."""
+    """The evidence of one run. `until` is the first step that is not finite: rules look only at steps before it."""
 
     def __init__(self, folder: Path) -> None:
         self.reader = open_run(folder)
@@ -94,7 +94,7 @@ class RunEvidence:
         return self.classes.get(path) or self.classes.get(path.rpartition(".")[0], "")
 
     def called(self, site: str, context: str = "") -> str:
-        """A site as sentences name it: with its class, for a number in a Sequential says nothing, and its context."""
+        """A site in a sentence: with the class of its module and its context."""
         name = self.class_of(site)
         return f"{site!r}{f' ({name})' if name else ''}{f' in context {context!r}' if context else ''}"
 
@@ -157,7 +157,7 @@ class RunEvidence:
         return self._matrices(rows, history, steps, (name,))
 
     def sampled(self, kind: Kind) -> list[str]:
-        """The sites of which, in training mode, only a part of the elements was ever looked at."""
+        """The sites that were only sampled in training mode: never with all their elements."""
         return list(dict.fromkeys(series.site for series in self.histories(kind).series if not series.whole))
 
     def _of_kind(self, kind: Kind, mode: Mode | None = None) -> Ints:
@@ -167,7 +167,7 @@ class RunEvidence:
 
     @cached_property
     def _most_elements(self) -> list[int]:
-        """For each series the most elements that one of its rows was made of."""
+        """For each series the largest number of elements in one of its summaries."""
         most = np.zeros(len(self.series), np.int64)
         np.maximum.at(most, self.finiteness.owner, self.finiteness.moments["count"].astype(np.int64))
         return most.tolist()
@@ -189,7 +189,7 @@ class RunEvidence:
         return KindHistories(tuple(info for _, info in infos.values()), steps, matrices)
 
     def _info(self, number: int) -> SeriesInfo:
-        """What a row of `series` is; its shape is that of its first summary, so later ones may be smaller than it."""
+        """A row of `series` as a record; its shape is that of its first summary, so later ones may be smaller."""
         row = self.series[number]
         shape = tuple(row["shape"])
         whole = not 0 < self._most_elements[number] < math.prod(shape)

@@ -1,4 +1,4 @@
-"""What a diagnosis is made of."""
+"""The records of a diagnosis, as a table and as JSON."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Something a rule found: what, where, since when, why it thinks so, what to do, and what came of it."""
+    """A problem that a rule detected: where, since when, why, what to do, and its consequences."""
 
     rule: str
     severity: Severity
@@ -55,7 +55,7 @@ class Finding:
     context: str = ""  # of the site's forwards
 
     def with_consequences(self) -> tuple[Finding, ...]:
-        """The finding, then what came of it."""
+        """The finding, then its consequences."""
         return (self, *self.consequences)
 
 
@@ -84,7 +84,7 @@ class Diagnosis:
 
     @property
     def verdict(self) -> str:
-        """How the run is, in one line."""
+        """The result in one line."""
         if not self.checked:
             return "not checked: too little is recorded"
         counts = [(severity.value, self.count(severity)) for severity in Severity]
@@ -114,7 +114,7 @@ SCHEMA = pa.schema(
 
 
 def findings_table(diagnosis: Diagnosis) -> pa.Table:
-    """One row for each finding; `cause` is the rule of the finding above that brought it about, null of a cause."""
+    """One row for each finding; `cause` is the rule of the finding that caused it, null for a cause."""
     rows = []
     for cause in diagnosis.findings:
         rows.append(_row(cause, None))
@@ -139,7 +139,7 @@ def as_json(diagnoses: dict[str, Diagnosis]) -> str:
 
 
 def _plain(value: Any) -> Any:  # Any: whatever JSON can hold
-    """The same without NaN and Inf, which JSON does not have: they become text."""
+    """The same with NaN and Inf as text, since JSON has neither."""
     if isinstance(value, dict):
         return {name: _plain(each) for name, each in value.items()}
     if isinstance(value, (list, tuple)):

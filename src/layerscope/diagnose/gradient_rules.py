@@ -87,7 +87,7 @@ def _fall(sizes: Floats) -> tuple[float, float]:
 
 
 def _profiles(recording: RunEvidence) -> Iterator[Profile]:
-    """What tells how gradients change with depth: those of outputs; else of biases, which are the same added up."""
+    """Sizes of gradients over depth: of outputs, else of biases, which are sums of the same gradients."""
     order = {
         row["site"]: row["series"] for row in reversed(recording.series) if row["kind"] == Kind.OUTPUT.value
     }  # of execution
@@ -154,7 +154,7 @@ GROWTH_ADVICE = (
 
 
 class Origin(NamedTuple):
-    """What to look at first, why it is this, and the numbers that tell."""
+    """The site where a growth began, the reason, and the evidence."""
 
     site: str
     kind: str
@@ -164,7 +164,7 @@ class Origin(NamedTuple):
 
 
 class Rise(NamedTuple):
-    """By how much the norm of all gradients rose: from a column on, as the numbers at another show."""
+    """A rise of the norm of all gradients: its first column, the column to show, and its factor."""
 
     column: int
     at: int

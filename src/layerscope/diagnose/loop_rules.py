@@ -1,4 +1,4 @@
-"""What the training loop itself tells: its loss, and steps whose update was not made."""
+"""Rules about the training loop: a growing loss, and skipped updates."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ FEWEST_SKIPPED = 5  # recorded ones: two recorded steps far apart may both happe
 
 
 def loss_growing(recording: RunEvidence) -> Iterator[Finding]:
-    """Losses that end far above where they began; a term of a sum is let grow while the sum does not."""
+    """Losses that end far above their start; a term of a sum may grow while the sum does not."""
     known = {name: course for name, (steps, loss) in recording.losses.items() if (course := _course(steps, loss))}
     trained = [course for name, course in known.items() if not _is_held_out(name)]
     learning = sum(each.last for each in trained) <= GROWN * sum(each.start for each in trained)
@@ -43,7 +43,7 @@ class Course(NamedTuple):
 
 
 def _course(steps: Ints, values: Floats) -> Course | None:
-    """None of one that is too short, or has no floor: of that nothing can be said."""
+    """The course of a loss; None if it is too short or has no floor."""
     finite = np.isfinite(values)
     steps, values = steps[finite], values[finite]
     if len(values) < FEWEST_LOSSES or values.min() <= 0:

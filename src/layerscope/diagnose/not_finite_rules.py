@@ -55,7 +55,7 @@ class Broken(NamedTuple):
 
     @property
     def what(self) -> str:
-        """The worst that is in it."""
+        """The worst kind of value in it."""
         return "NaN" if self.nan else "Inf" if self.pos_inf else "-Inf"
 
     @property
@@ -96,7 +96,7 @@ def not_finite(recording: RunEvidence) -> Iterator[Finding]:
 
 
 def _passed_back(recording: RunEvidence, broken: list[Broken]) -> str:
-    """Whose backward made it: of an output, what takes it in, if what came back to that one was finite."""
+    """The module whose backward produced it: the consumer of the output, if the gradient of that one was finite."""
     origin = broken[0]
     if origin.kind is not Kind.OUTPUT_GRAD:
         return ""

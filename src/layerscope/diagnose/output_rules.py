@@ -1,4 +1,4 @@
-"""Activations that carry nothing."""
+"""Rules about outputs: dead units and layers."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def _lasting(dead: Flags, given: Flags) -> tuple[Ints, Ints]:
 
 
 def _without_alive(histories: KindHistories, rows: Ints, judged: Flags) -> Ints:
-    """Without the outputs of modules that give another one with something in it: masks and empty biases are sound.
+    """Without outputs of modules that have another output that is alive: masks and empty biases are sound.
 
     Only outputs that can be judged count: a loss beside the output of a dead module says nothing for it.
     """
@@ -122,7 +122,7 @@ def _called(recording: RunEvidence, series: SeriesInfo) -> str:
 
 
 def _before(recording: RunEvidence, histories: KindHistories, row: int, at: int) -> str:
-    """What goes into it, where the output before it in the order of execution can only be that and is below 0."""
+    """The input, if it must be the output executed before it and that one is below 0."""
     series, before = histories.series[row], histories.series[row - 1]
     if row == 0 or (before.shape, before.context) != (series.shape, series.context):
         return ""

@@ -18,7 +18,7 @@ from layerscope.model.records import Kind
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A rule, and what it cannot do without."""
+    """A rule and its requirements."""
 
     names: tuple[str, ...]  # of what it may find
     find: Callable[[RunEvidence], Iterator[Finding]]
@@ -43,7 +43,7 @@ class Rule:
         return None
 
     def left_alone(self, recording: RunEvidence) -> str | None:
-        """Of what it said nothing though it was applied, None if of nothing."""
+        """What it could not judge although it was applied, None if nothing."""
         sites = recording.sampled(self.whole) if self.whole else []
         more = f" and {len(sites) - 1} more" if len(sites) > 1 else ""
         return f"only a part of the elements of {sites[0]!r}{more} was recorded" if sites else None

@@ -1,4 +1,4 @@
-"""Which runs a folder holds."""
+"""Find the runs in a folder."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ DEPTH = 3  # project/experiment/run: deeper trees are data sets, not projects
 
 @dataclass(frozen=True, slots=True)
 class RunFolder:
-    """The runs of a folder, sorted by path, and a sentence for every folder that could not be looked into."""
+    """The runs of a folder, sorted by path, and a sentence for each folder that cannot be read."""
 
     runs: list[Path] = field(default_factory=list)
     skipped: list[str] = field(default_factory=list)
 
 
 def must_be_folder(path: Path) -> None:
-    """Say what is wrong with a path that is no folder."""
+    """Raise an error if a path is not a folder, or its name is not UTF-8."""
     try:
         if stat.S_ISDIR(path.stat().st_mode):
             if _is_text(path):
@@ -74,7 +74,7 @@ def _search(folder: Path, depth: int, folders: RunFolder) -> None:
 
 
 def _is_text(path: Path) -> bool:
-    """Whether the path is UTF-8: Arrow and the page take no other."""
+    """Whether the path is UTF-8, as Arrow and the page require."""
     try:
         str(path).encode()
     except UnicodeEncodeError:
@@ -87,7 +87,7 @@ def _odd(folder: Path) -> str:
 
 
 def is_still_run(root: Path, run: Path) -> bool:
-    """Whether a run that was found below the root is still there, and no folder on the way to it has become a link."""
+    """Whether a run below the root still exists, and no folder on its path has become a link."""
     on_the_way = [run, *run.parents[: len(run.relative_to(root).parts) - 1]] if run != root else []
     try:
         return _is_run(run) and not any(stat.S_ISLNK(folder.lstat().st_mode) for folder in on_the_way)
@@ -96,7 +96,7 @@ def is_still_run(root: Path, run: Path) -> bool:
 
 
 def _is_run(folder: Path) -> bool:
-    """Whether the folder has a run's manifest: the one look that tells a run apart, without listing the folder.
+    """Whether the folder has a run's manifest; does not list the folder.
 
     A link, a pipe or a device in its place counts: who opens the run says what is wrong with it, and follows no link.
     """

@@ -1,4 +1,4 @@
-"""One statistic of every tensor of a kind over all steps, as a matrix: what heat maps are cut from."""
+"""Matrix: one statistic of every tensor of a kind over all steps, for heat maps."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ LARGEST = float(np.finfo(np.float32).max)
 
 
 class _LostError(Exception):
-    """Rows cannot be read any more: their cells stay empty."""
+    """Rows that a layout lists cannot be read any more: their cells stay empty."""
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """Which tensors, and what of them."""
+    """The tensors and the statistic of a matrix."""
 
     kind: str
     stat: str
@@ -90,7 +90,7 @@ class Layout:
 
 @dataclass(frozen=True, slots=True)
 class _Rows:
-    """Some rows of a piece: what they are of, and the state that follows from their counts."""
+    """Some rows of a piece: session, step, series, and the state that their counts give."""
 
     piece: TableSource
     row: Ids
@@ -109,7 +109,7 @@ class _Rows:
 def matrix(reader: Reader, question: Question, layout: Callable[[], Layout] | None = None) -> Matrix:
     """The statistic of all tensors of one kind, mode, context and rank; of a tensor's data types the newest counts.
 
-    Who has several questions about the same tensors keeps what `laid_out` gives; the matrix then is as of that time.
+    Several questions about the same tensors can share the result of `laid_out`; the matrix then shows that time.
     """
     if question.stat not in derived.STATS:
         return _custom_statistic(reader, question)
@@ -146,14 +146,14 @@ def matrix(reader: Reader, question: Question, layout: Callable[[], Layout] | No
 
 
 def laid_out(reader: Reader, question: Question) -> Layout:
-    """The layout of the tensors that are asked about, whatever the statistic."""
+    """The layout of the question's tensors; the same for every statistic."""
     tensors, column_of, _ = _columns(reader, question)
     numbers = np.flatnonzero(column_of >= 0).astype(np.int32)
     pieces = reader.moment_pieces(numbers)
     parts = in_threads(lambda piece: _rows_of(piece, column_of >= 0, question.rank), pieces)
     parts = [part for rows in parts for part in (rows.part(rows.alias < 0), *_followed(reader, rows, question.rank))]
     parts = [part for rows in parts for part in _by_session(rows)]
-    parts.sort(key=lambda part: int(part.session[0]))  # what a later session recorded again is written over
+    parts.sort(key=lambda part: int(part.session[0]))  # a later session overwrites
     steps = np.unique(np.concatenate([np.zeros(0, np.int64), *in_threads(lambda part: _distinct(part.steps), parts)]))
     states = np.zeros((len(steps), len(tensors)), np.uint8)
     first = (np.arange(len(steps)) * len(tensors)).astype(np.int32 if states.size < 2**31 else np.int64)  # of a step
@@ -164,7 +164,7 @@ def laid_out(reader: Reader, question: Question) -> Layout:
 
 
 def _columns(reader: Reader, question: Question) -> tuple[tuple[tuple[str, str], ...], Ids, pa.Table]:
-    """The tensors that are asked about, the column of each series' tensor (-1 for others), and the series."""
+    """The question's tensors, the column of each series' tensor (-1 for others), and the series."""
     series = reader.series()
     words = ("kind", "mode", "context")
     mine = np.logical_and.reduce([rows.are(series, word, getattr(question, word)) for word in words])
@@ -181,12 +181,12 @@ def _columns(reader: Reader, question: Question) -> tuple[tuple[tuple[str, str],
 
 
 def _paths(site: str) -> Iterator[str]:
-    """A site and what is around it, from the outside in."""
+    """A site and the modules that contain it, outermost first."""
     return accumulate(site.split("."), "{}.{}".format)
 
 
 def _rows_of(piece: TableSource, among: Flags, rank: int) -> _Rows:
-    """The rows of a piece that are of some series; larger numbers are none of them."""
+    """The rows of a piece whose series are flagged; numbers beyond the flags are not."""
     alike = piece.alike(("rank", "session", "alias", *_NOT_FINITE))
     finite = all(alike.get(name) == 0 for name in _NOT_FINITE)
     needed = ("rank", "session", "step", "series", "alias", *(() if finite else _NOT_FINITE))
@@ -194,7 +194,7 @@ def _rows_of(piece: TableSource, among: Flags, rank: int) -> _Rows:
     series = _numbers(table["series"])
 
     def column(name: str) -> Numbers:
-        """The numbers of a column, -1 for none; what is alike takes no memory."""
+        """The numbers of a column, -1 for null; a constant column takes no memory."""
         if name not in alike:
             return _numbers(table[name], -1)
         known = alike[name]
@@ -247,7 +247,7 @@ def _by_session(part: _Rows) -> list[_Rows]:
 def _that_count(
     parts: list[_Rows], places: list[Numbers], states: States
 ) -> dict[TableSource, tuple[Ids | None, Ids | Ints]]:
-    """Rows and places by piece, without the rows that are written over."""
+    """Rows and their cells by piece, without rows that a later session overwrites."""
     if sum(map(len, places)) > np.count_nonzero(states):
         last = np.zeros(states.size, np.int32)
         for number, place in enumerate(places):
@@ -288,7 +288,7 @@ def _narrow(values: Floats) -> Cells:
 
 
 def _distinct(numbers: Ints | Ids) -> Ints:
-    """The numbers that occur, ascending: quicker than sorting where there are few of many."""
+    """The distinct numbers, ascending; faster than sorting if many are equal."""
     if len(numbers) == 0:
         return np.zeros(0, np.int64)
     least, most = int(numbers.min()), int(numbers.max())

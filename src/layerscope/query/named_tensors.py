@@ -117,7 +117,7 @@ def _extremes(known: Floats, finite: Flags) -> dict[str, Floats]:
 
 
 def sampled(values: Mapping[int, KeptValues]) -> list[SampleRows]:
-    """The statistics of every sample in values by step; those of equal shape are worked out together."""
+    """The statistics of every sample in values by step; values of equal shape are computed together."""
     alike: dict[tuple[str, tuple[int, ...]], list[int]] = {}
     for step, kept in values.items():
         if len(kept.samples):
@@ -132,7 +132,7 @@ def sampled(values: Mapping[int, KeptValues]) -> list[SampleRows]:
 
 
 def joined(parts: Sequence[SampleRows]) -> SampleRows:
-    """Several in one; a statistic that a part lacks is NaN in it."""
+    """The rows of several parts; a statistic that a part lacks is NaN."""
     names = dict.fromkeys(name for _, _, statistics in parts for name in statistics)
     steps, samples = (np.concatenate([np.zeros(0, np.int64), *(part[k] for part in parts)]) for k in (0, 1))
     columns = {
@@ -202,7 +202,7 @@ _SAMPLED_KNOWN = 256  # tensors whose statistics of samples are cached
 
 
 class NamedTensors:
-    """The named tensors of a run as they were when it was asked for: `steps()`, `graph()`, `statistics()`, `values()`.
+    """The named tensors of a run when this was created: `steps()`, `graph()`, `statistics()`, `values()`.
 
     Its name, its role if it has one, and the iteration of the step identify a tensor. `loss=None` is its value; else
     its gradient, `""` of a loss that was given no name. A parameter of the model is the same in every iteration;
@@ -239,7 +239,7 @@ class NamedTensors:
         return sorted({info.type for info in self._infos.values()})
 
     def graph(self, step: int, iteration: int) -> Dependencies | None:
-        """What was named in an iteration and what it depends on, None if nothing was; 0 has the initial values."""
+        """Tensors named in an iteration and their dependencies, None if there are none; 0 has the initial values."""
         info = self._infos.get(step)
         if info is None or not 0 <= iteration < len(info.graphs):
             return None
@@ -348,7 +348,7 @@ class NamedTensors:
         return numbers
 
     def _sampled(self, numbers: SeriesNumbers) -> SampleRows:
-        """Statistics of every sample at every step: worked out of values, and read where there are none."""
+        """Statistics of every sample at every step: computed from values, else as they were recorded."""
         parts = [part for values in self._values.all(numbers) for part in sampled(values)]
         read = self._recorded_samples(numbers, None)
         steps, samples, columns = joined([*parts, *([read] if len(read.steps) else [])])
@@ -365,12 +365,12 @@ class NamedTensors:
         return SampleRows(step_of, places, dict(zip(SAMPLE_STATISTICS, statistics.T, strict=True)))
 
     def _lacks_batch(self, numbers: SeriesNumbers, step: int) -> bool:
-        """Whether it is known of a tensor that it has no samples to choose from."""
+        """Whether a tensor is known to have no samples."""
         kept = self._values.at(numbers, step)
         return numbers in self._parameters if kept is None else len(kept.samples) == 0
 
     def _lacks_batch_at(self, numbers: SeriesNumbers, steps: list[int]) -> bool:
-        """The same of several steps: the newest that has its values, or statistics over its batch, tells."""
+        """The same for several steps: decided by the newest that has values or statistics over the batch."""
         if numbers in self._parameters:
             return True
         whole = self._histories.of(numbers)

@@ -1,4 +1,4 @@
-"""Tables of a run: from the store's rows to named, aligned columns, as any data frame."""
+"""Table: rows and named columns as any data frame; helpers for columns and steps."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _imported(name: str) -> ModuleType:
 
 
 class Table:
-    """Rows and named columns: `.pandas()`, `.polars()` or `.arrow()` takes them on."""
+    """Rows and named columns: `.pandas()`, `.polars()` and `.arrow()` convert them."""
 
     def __init__(self, table: pa.Table) -> None:
         self._table = table
@@ -189,7 +189,7 @@ def curves(table: pa.Table, *columns: str) -> dict[tuple[str, ...], tuple[Ints, 
 
 
 def curves_by_name(table: pa.Table) -> dict[str, tuple[Ints, Floats]]:
-    """Steps and values of each metric, or of each custom statistic of one series."""
+    """Steps and values of each metric."""
     return {name: curve for (name,), curve in curves(table, "name").items()}
 
 

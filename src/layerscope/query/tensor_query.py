@@ -19,7 +19,7 @@ ANY_TYPE = ""
 
 @dataclass(frozen=True, slots=True)
 class TensorSelection:
-    """One tensor of one step: what a view of your own is given."""
+    """One tensor of one step: the argument of a custom view."""
 
     run: str
     step: int
@@ -33,7 +33,7 @@ class TensorSelection:
 
 @dataclass(frozen=True, slots=True)
 class TensorQuery:
-    """What is asked for; None where anything will do."""
+    """The requested tensor; None where any will do."""
 
     type: str | None = None
     step: int | None = None
@@ -46,7 +46,7 @@ class TensorQuery:
 
 @dataclass(frozen=True, slots=True)
 class Choices:
-    """What can be chosen, given what was chosen before it."""
+    """The choices that remain after each earlier choice."""
 
     types: tuple[str, ...] = ()
     type: str = ANY_TYPE  # the one that was chosen; the steps are its
@@ -125,6 +125,6 @@ def _iteration(number: int | None, there: tuple[int, ...], differences: list[str
 
 
 def _first_node(graph: Dependencies) -> str:
-    """A node to begin with: the loss, which everything leads to."""
+    """The node to show first: the loss, if there is one."""
     by_part = sorted(graph.nodes, key=lambda node: node.type.value != "loss")
     return by_part[0].name if by_part else ""

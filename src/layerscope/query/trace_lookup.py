@@ -16,7 +16,7 @@ Selector = Key | Callable[[Operation], bool]
 
 
 class Lookup:
-    """Finds operations of one pass by every name they have."""
+    """Finds operations of one trace by any of their names."""
 
     def __init__(self, record: TraceRecord, naming: Naming) -> None:
         self._record = record
@@ -98,7 +98,7 @@ class Lookup:
         return position % count
 
     def keys(self, operation: int) -> list[str]:
-        """Every key that leads to the operation."""
+        """Every key of the operation."""
         layer = self._naming.layer[operation]
         label, passes = self._naming.labels[layer], len(self._naming.members[layer])
         number = self._naming.number[operation]

@@ -90,7 +90,7 @@ def operations_table(record: TraceRecord, naming: Naming, relations: Relations) 
 
 @dataclass(frozen=True, slots=True)
 class ModuleRow:
-    """One module: what it is, what it gave in its first call, what all its calls cost."""
+    """One module: its class, the outputs of its first call, and the cost of all its calls."""
 
     path: str
     class_name: str
@@ -130,7 +130,7 @@ def module_rows(record: TraceRecord) -> list[ModuleRow]:
 
 
 def _ordered(record: TraceRecord) -> list[tuple[str, str]]:
-    """Modules as a tree reads: each followed by its children, in the order of registration."""
+    """Modules in depth-first order of registration."""
     position = {path: index for index, (path, _) in enumerate(record.modules)}
 
     def key(path: str) -> tuple[int, ...]:
