@@ -210,7 +210,7 @@ class Run:
         """Add curves that were kept elsewhere, such as the loss, as metrics of the run; their names.
 
         A pandas or polars data frame, an Arrow table or a dict of columns, one of them with the steps. Where a value
-        is missing, the curve has none; pandas cannot tell NaN from that.
+        is missing, the curve has a gap; pandas does not distinguish NaN from a missing value.
         """
         return _add_curves(self.path, curves, step)
 
@@ -257,7 +257,7 @@ def _add_curves(folder: Path, curves: object, step: str) -> list[str]:
     table = _table(_with_index(curves, step))
     if step not in table.column_names:
         raise SelectError(
-            f"The curves have no column {step!r} to tell the steps, only {', '.join(table.column_names) or 'none'}. "
+            f"The curves have no column {step!r} with the steps, only {', '.join(table.column_names) or 'none'}. "
             'Name it with step="…"; a pandas index needs that name.'
         )
     names = [name for name in table.column_names if name != step]

@@ -61,7 +61,7 @@ class Engine(Protocol):
         ...
 
     def random_state(self, operation: int) -> Tensor | None:
-        """The random state that an operation found, if it drew from it."""
+        """The random state before an operation that draws random numbers."""
         ...
 
     def rerun(
@@ -343,7 +343,7 @@ class Trace:
     def save(self, folder: str | Path, *, step: int | None = None) -> Path:
         """Write the trace into a run, a new one or one that is there; `ls.open(folder).traces()` reads it back.
 
-        `step` is the step of the run that it was taken at. The lines of code around its operations are kept with it.
+        `step` is the step of the run. The lines of code around its operations are saved, too.
         """
         from layerscope.store.folder import run_at
         from layerscope.store.traces import StoredTrace, write_trace

@@ -72,7 +72,7 @@ def test_a_killed_run_is_not_taken_for_a_finished_one_when_curves_are_added(fold
 @pytest.mark.parametrize(
     ("curves", "told"),
     [
-        ({"loss": [1.0]}, "no column 'step' to tell the steps, only loss"),
+        ({"loss": [1.0]}, "no column 'step' with the steps, only loss"),
         ({"step": [0]}, "no column beside 'step'"),
         ({"step": [0.5], "loss": [1.0]}, "Column 'step' does not hold whole steps"),
         ({"step": [None], "loss": [1.0]}, "Column 'step' lacks 1 steps"),

@@ -304,7 +304,7 @@ examples:
 REPORT_EXAMPLES = """examples:
   layerscope report runs/first                  first.html: the page, the histories and the traces of the run
   layerscope report runs/first -o mail.html     under another name
-  layerscope report runs/first --size 4         at most 4 MB beside the page; what was found wrong comes first
+  layerscope report runs/first --size 4         at most 4 MB besides the page; sites with findings come first
 
 The file needs no server and no network. It says what it holds when the pointer rests on "saved page".
 """
@@ -320,7 +320,7 @@ of it, cannot be read
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; the exit code is 0, 1 if `check` found an error, or 2 when the user has to change something."""
+    """Run the command; the exit code is 0, 1 if `check` reports an error, or 2 if the user has to change something."""
     options = parser().parse_args(arguments)
     if isinstance(sys.stdout, io.TextIOWrapper):  # a folder's name need not be text that the terminal knows
         sys.stdout.reconfigure(errors="backslashreplace")
@@ -378,7 +378,7 @@ def parser() -> argparse.ArgumentParser:
 
     report = commands.add_parser(
         "report",
-        help="a run as one HTML file to mail",
+        help="write a run as one HTML file",
         epilog=REPORT_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -405,9 +405,9 @@ def _add_demo(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
         "--to",
         type=Path,
         metavar="FOLDER",
-        help="where the run goes (default runs/demo), or both trials (runs/recurrent-bug); a taken name gets a suffix",
+        help="folder of the run (default: runs/demo, or runs/recurrent-bug); never overwritten",
     )
-    demo.add_argument("--steps", type=int, help="training steps (default 600, or 1200 of each trial)")
+    demo.add_argument("--steps", type=int, help="training steps (default 600, or 1200 of each run)")
     demo.add_argument("--no-serve", action="store_true", help="end after recording")
     _server_options(demo)
     demo.set_defaults(run=train_demo)

@@ -33,7 +33,7 @@ ADVICE = (
     "kinds='all' around this step.",
 )
 BATCH_FIRST = (
-    "Look at the batch of this step first: the data may have come in like this (kinds=('input', 'output') tells)."
+    "Look at the batch of this step first: the data may already contain it (record kinds=('input', 'output') to see)."
 )
 COLUMNS = ("count", "nan", "pos_inf", "neg_inf")
 

@@ -132,7 +132,7 @@ def _before(recording: RunEvidence, histories: KindHistories, row: int, at: int)
 
 
 def _idle_units(recording: RunEvidence) -> Iterator[Finding]:
-    """Layers most of whose units get no gradient: a bias has one element for each unit, so its gradient tells."""
+    """Layers most of whose units get no gradient: the gradient of a bias has one element per unit."""
     histories = applied(recording)
     histories = histories.where(_is_of_units(series) for series in histories.series)
     zeros, given = histories.moments["zeros"], ~np.isnan(histories.moments["zeros"])

@@ -129,7 +129,9 @@ def _applied(
         if reason is None:
             findings += rule.find(recording)
             checked.update(rule.names)
-            for name in rule.names:  # what another rule of the name lacked is told by the names that only it has
+            for name in (
+                rule.names
+            ):  # what another rule of the same name lacked is reported under the names that only that rule has
                 lacking.pop(name, None)
             reason = rule.left_alone(recording)
         if reason is not None:

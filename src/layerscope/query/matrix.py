@@ -76,7 +76,7 @@ class Layout:
 
     tensors: tuple[tuple[str, str], ...]
     steps: Ints
-    states: States  # as far as the counts of elements tell
+    states: States  # derived from the counts of elements
     rows: dict[
         TableSource, tuple[Ids | None, Ids | Ints]
     ]  # rows of a piece, None for all, and the places of their values

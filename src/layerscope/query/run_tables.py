@@ -76,7 +76,7 @@ def stats(reader: Reader, series: pa.Table, names: Sequence[str], steps: Steps =
     history = read_history(reader, series, steps, columns=columns, custom=custom)
     sums = [history.moments[name] for name in summary_spec.SUMS[:3] if name in history.moments]
     if columns is not None and not all(np.isfinite(column).all() for column in sums):
-        # A sum has left float64: further columns tell what it stands for.
+        # A sum overflowed float64: further columns contain the scaled sums.
         columns = [*dict.fromkeys((*columns, *summary_spec.SUMS[2:]))]
         history = read_history(reader, series, steps, columns=columns, custom=custom)
     points = [history.points(name) for name in custom]

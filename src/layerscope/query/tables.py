@@ -104,7 +104,7 @@ def cell_text(column: str, value: object, digits: int = 6) -> str:
     return "" if value is None else str(value)
 
 
-#: What tells one history from another, in the order of the columns of every table.
+#: Columns that identify a history, in the column order of every table.
 IDENTITY = ("site", "port", "kind", "mode", "context", "dtype", "phase", "local", "rank")
 
 

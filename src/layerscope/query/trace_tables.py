@@ -21,7 +21,7 @@ def code_of(record: TraceRecord) -> dict[tuple[str, int], Snippet]:
     frames = {frame for operation in record.operations for frame in operation.frames}
     frames.update(frame for call in record.calls for frame in call.frames)
     snippets = {(frame.file, frame.line): snippet(frame) for frame in sorted(frames)}
-    return {place: found for place, found in snippets.items() if found[1]}
+    return {line: snippet for line, snippet in snippets.items() if snippet[1]}
 
 
 def snippet(frame: StackFrame) -> Snippet:

@@ -41,7 +41,7 @@ from layerscope.store.sources import RunFiles, Sources, segment_names
 PART_ROWS = 1 << 19
 PART_BYTES = 512 << 20
 _PIECE_BYTES = 32 << 20  # bytes sorted at once: limits the memory
-Tell = Callable[[float], None]  # called repeatedly with the share of work done
+Progress = Callable[[float], None]  # called repeatedly with the share of work done
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,7 @@ def needs_compaction(folder: Path) -> bool:
     return any(segment_names(folder, table) for table in TABLES)
 
 
-def compact(folder: str | os.PathLike[str], tell: Tell | None = None) -> CompactReport:
+def compact(folder: str | os.PathLike[str], progress: Progress | None = None) -> CompactReport:
     """Turns all closed segments of a run into sorted parts; may run during a training and next to readers.
 
     Takes about 250 MB of memory besides the segments, and little more than one core. If it is killed, no row is lost or
@@ -93,7 +93,7 @@ def compact(folder: str | os.PathLike[str], tell: Tell | None = None) -> Compact
     if lock is None:
         return CompactReport(done=False)
     try:
-        return _compact(path, run, tell)
+        return _compact(path, run, progress)
     except OSError as error:
         raise StoreError(
             f"{path} cannot be compacted: {error.strerror or error}. Nothing is lost; "
@@ -103,7 +103,7 @@ def compact(folder: str | os.PathLike[str], tell: Tell | None = None) -> Compact
         lock.release()
 
 
-def _compact(folder: Path, run: str, tell: Tell | None) -> CompactReport:
+def _compact(folder: Path, run: str, progress: Progress | None) -> CompactReport:
     started = time.monotonic()
     with opened(folder) as directory:
         make_folders(directory)
@@ -120,8 +120,8 @@ def _compact(folder: Path, run: str, tell: Tell | None) -> CompactReport:
     def count(piece: pa.Table) -> pa.Table:
         nonlocal made
         made += piece.num_rows
-        if tell is not None:
-            tell(made / max(total, 1))
+        if progress is not None:
+            progress(made / max(total, 1))
         return piece
 
     tables = {

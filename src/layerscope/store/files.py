@@ -98,12 +98,12 @@ class Directory:
 
     def replace(self, name: str, content: bytes) -> None:
         """Replaces a file atomically: a reader sees the old one or the new one."""
-        aside = f"{name}{ASIDE}-{os.getpid()}"
-        with os.fdopen(self.create(aside, anew=True), "wb") as file:
+        temporary = f"{name}{TEMPORARY}-{os.getpid()}"
+        with os.fdopen(self.create(temporary, anew=True), "wb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        self.rename(aside, name)
+        self.rename(temporary, name)
 
     def rename(self, old: str, new: str) -> None:
         """Renames a file and replaces an existing one."""
@@ -148,7 +148,7 @@ class Directory:
         return damaged(self.path / name, "it is a link or no regular file", "Remove it: links are not followed.")
 
 
-ASIDE = ".aside"  # suffix of a temporary file before it is renamed
+TEMPORARY = ".aside"  # suffix of a temporary file before it is renamed
 
 
 @contextmanager

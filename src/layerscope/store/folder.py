@@ -14,7 +14,7 @@ from typing import Any
 
 from layerscope.errors import BusyError, FormatError, StoreError
 from layerscope.model.records import Kind, Mode, Phase, Series
-from layerscope.store.files import ASIDE, Directory, opened
+from layerscope.store.files import TEMPORARY, Directory, opened
 from layerscope.store.format import (
     BY_SERIES,
     COMPACT_LOCK,
@@ -118,7 +118,7 @@ def _made(wanted: Path, info: dict[str, Any], *, search: bool) -> Path:
 def _made_at(folder: Path, info: dict[str, Any]) -> bool:
     """Makes a run in a folder; False if the folder is not empty."""
     if not folder.exists():
-        temporary = folder.with_name(f".{folder.name}{ASIDE}-{secrets.token_hex(4)}")
+        temporary = folder.with_name(f".{folder.name}{TEMPORARY}-{secrets.token_hex(4)}")
         temporary.mkdir()
         _furnish(temporary, folder.name, info)
         try:
@@ -139,7 +139,7 @@ def _is_half_made(folder: Path) -> bool:
     """Whether a folder contains only the first files of an interrupted creation."""
     begun = {SEGMENTS, PARTS, SESSIONS, LIVE, COMPACT_LOCK}
     names = {path.name for path in folder.iterdir()}
-    if not all(name in begun or name.startswith((f"{LIVE}{ASIDE}-", f"{RUN}{ASIDE}-")) for name in names):
+    if not all(name in begun or name.startswith((f"{LIVE}{TEMPORARY}-", f"{RUN}{TEMPORARY}-")) for name in names):
         return False
     inside = [path for name in (SEGMENTS, PARTS, SESSIONS) for path in (folder / name).rglob("*")]
     return not any(path.is_symlink() or not path.is_dir() for path in inside)

@@ -207,10 +207,10 @@ def check_column(name: str, column: pa.Array | pa.ChunkedArray) -> None:
 
 def _is_list(text: str, of: type) -> bool:
     try:
-        found = json.loads(text or "[]")
+        items = json.loads(text or "[]")
     except (ValueError, RecursionError):
         return False
-    return isinstance(found, list) and all(type(each) is of for each in found)
+    return isinstance(items, list) and all(type(each) is of for each in items)
 
 
 def lock_name(rank: int) -> str:

@@ -18,7 +18,7 @@ from layerscope.model import summary_spec
 from layerscope.model.lru_cache import LRUCache
 from layerscope.model.records import Ids, Ints
 from layerscope.store.columns import dtype_of, lengths, numbers, values
-from layerscope.store.files import ASIDE, Directory, checksum, damaged, opened, read_range
+from layerscope.store.files import TEMPORARY, Directory, checksum, damaged, opened, read_range
 from layerscope.store.format import BY_SERIES, KEPT, NULLABLE, PARTS, SCHEMA, TEXTS, VERSION, PartEntry, check_column
 from layerscope.store.manifests import check_version, unreadable
 from layerscope.store.part_index import PartIndex, check_pages, described, whole_numbers
@@ -45,8 +45,8 @@ _FOOTER_END = 8  # its length, and the magic bytes
 def write_part(directory: Directory, file: str, table: str, pieces: Iterable[pa.Table]) -> PartEntry:
     """Writes a part from sorted pieces of a few row groups each; returns its entry of live.json."""
     schema = SCHEMA[table].with_metadata({"format": "layerscope-part", "version": str(VERSION), "table": table})
-    aside, rows = file + ASIDE, 0
-    with os.fdopen(directory.create(aside, anew=True), "wb") as opened_file:
+    temporary, rows = file + TEMPORARY, 0
+    with os.fdopen(directory.create(temporary, anew=True), "wb") as opened_file:
         with pq.ParquetWriter(opened_file, schema, **_options(table)) as writer:
             for piece in pieces:
                 for group in _row_groups(piece.cast(schema)):
@@ -55,12 +55,12 @@ def write_part(directory: Directory, file: str, table: str, pieces: Iterable[pa.
                 rows += piece.num_rows
         opened_file.flush()
         os.fsync(opened_file.fileno())
-    with directory.open(aside) as handle:
+    with directory.open(temporary) as handle:
         footer = _footer(handle, os.fstat(handle).st_size)
         metadata = pq.read_metadata(pa.BufferReader(footer))
         inside = described(metadata, table, lambda start, size: checksum(read_range(handle, start, size)))
         entry = PartEntry(file, rows, os.fstat(handle).st_size, checksum(footer), *inside)
-    directory.rename(aside, file)
+    directory.rename(temporary, file)
     return entry
 
 

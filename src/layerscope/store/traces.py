@@ -145,11 +145,11 @@ def write_trace(folder: Path, stored: StoredTrace) -> Path:
         with opened(folder) as run:
             run.make(TRACES)
         with opened(folder, TRACES) as traces:
-            aside = f".{secrets.token_hex(8)}"
-            traces.make(aside)
-            with opened(folder, TRACES, aside) as directory:
+            temporary = f".{secrets.token_hex(8)}"
+            traces.make(temporary)
+            with opened(folder, TRACES, temporary) as directory:
                 _write_files(directory, stored)
-            return folder / TRACES / _renamed(traces, aside)
+            return folder / TRACES / _renamed(traces, temporary)
     except OSError as error:
         raise StoreError(
             f"The trace cannot be written to {folder}: {error.strerror or error}. Save it elsewhere."
@@ -175,12 +175,12 @@ def _write_files(directory: Directory, stored: StoredTrace) -> None:
     write_json(directory, RECORD, "trace", {**about, **_circumstances(stored.record, frames)})
 
 
-def _renamed(traces: Directory, aside: str) -> str:
+def _renamed(traces: Directory, temporary: str) -> str:
     number = 1 + max(map(int, filter(_NAME.fullmatch, traces.folders())), default=0)
     while True:
         target = f"{number:06}"
         try:
-            traces.rename(aside, target)
+            traces.rename(temporary, target)
         except OSError:
             if target not in traces.folders():
                 raise
