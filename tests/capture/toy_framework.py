@@ -70,10 +70,10 @@ class Module:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         for forwards in HOOKS:
-            forwards.before(self, args, sys._getframe())
+            forwards.before_module(self, args, sys._getframe())
         output = self.forward(*args, **kwargs)
         for forwards in HOOKS:
-            forwards.after(self, output)
+            forwards.after_module(self, output, sys._getframe())
         return output
 
     def named(self, kind: type, prefix: str = "") -> Iterator[tuple[str, Any]]:

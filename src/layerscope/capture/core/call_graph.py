@@ -36,17 +36,15 @@ class TracedCall(ModuleCall):
     Ports and nodes are known where the operations of the forward are traced.
     """
 
-    __slots__ = ("begin", "children", "end", "key", "sources", "targets")
-
     parent: TracedCall | None
+    begin = end = 0  # how many nodes there were
+    sources: Sequence[NodePort] = ()  # what went in
+    targets: Sequence[NodePort] = ()  # what came out
+    children: list[TracedCall] = []  # noqa: RUF012  in the order in which they ended; its own where it is traced
 
     def __init__(self, module: Any, path: str, number: int, parent: TracedCall | None) -> None:
         super().__init__(module, path, number, parent)
         self.key = CallKey(self.site, "" if parent is None else parent.site)
-        self.begin = self.end = 0  # how many nodes there were
-        self.sources: Sequence[NodePort] = ()  # what went in
-        self.targets: Sequence[NodePort] = ()  # what came out
-        self.children: list[TracedCall] = []  # in the order in which they ended
 
 
 class CallPort(NamedTuple):

@@ -22,21 +22,15 @@ from layerscope.model.records import Kind, Mode, Phase, call_site
 class Call(TracedCall):
     """One call of a module of the model, in progress."""
 
-    __slots__ = ("again", "before", "context", "first_node", "inputs", "inside", "is_new", "names", "waits")
-
     parent: Call | None
-
-    def __init__(self, module: Any, path: str, number: int, parent: Call | None) -> None:
-        super().__init__(module, path, number, parent)
-        self.context = ""  # the name that the training loop gave the forward
-        self.before: ContextState | None = None  # the context to go back to, of a call that is computed again
-        self.is_new = False  # whether the graph of calls lacks it
-        self.again = False  # checkpointing computes it a second time, in a backward: its values were read before
-        self.first_node = 0  # the number of the first node of the autograd graph that is made inside
-        self.waits = False  # for the module's own hooks, which may replace what comes out
-        self.inputs: list[tuple[GradientEdge, SeriesKey]] = []
-        self.inside: dict[Consumers, GradientFlow] = {}
-        self.names: dict[str, int] = {}
+    context = ""  # the name that the training loop gave the forward
+    before: ContextState | None = None  # the context to go back to, of a call that is computed again
+    is_new = False  # whether the graph of calls lacks it
+    again = False  # checkpointing computes it a second time, in a backward: its values were read before
+    first_node = 0  # the number of the first node of the autograd graph that is made inside
+    waits = False  # for the module's own hooks, which may replace what comes out
+    inputs: Sequence[tuple[GradientEdge, SeriesKey]] = ()
+    inside: dict[Consumers, GradientFlow] | None = None  # gradients that flow through the modules inside
 
     def key_of(self, port: str, kind: Kind, phase: Phase = Phase.FORWARD) -> SeriesKey:
         """The series of a tensor that the call takes or gives, or of its gradient, but for the number format."""
@@ -91,8 +85,8 @@ class LateHooks:
 class Forwards:
     """Reads inputs and outputs of the chosen modules, and has their gradients read.
 
-    A framework's hooks call `before` and `after` for each module; `enter` and `leave` where the modules are compiled,
-    so that the graph of calls cannot be known.
+    A framework's hooks call `before_module` and `after_module` for each module; `enter` and `leave` where modules are
+    compiled, so that the graph of calls cannot be known.
     """
 
     def __init__(
@@ -151,8 +145,7 @@ class Forwards:
         if self._thread.muted or (call is None and self._framework.backward() != -1):
             return  # the latter is computed again, and who called it is not known
         if call is not None:
-            count = call.names[name] = call.names.get(name, 0) + 1
-            name = call_site(name, count)
+            name = call_site(name, self._thread.stack.count((call, name)))
         site = name if call is None or call.site == ROOT else f"{call.site}.{name}"
         if call is not None and self.has_graph and not call.again:
             self._add_named(call, tensor, site)
@@ -176,7 +169,7 @@ class Forwards:
             named.sources = named.targets = self._node_ports(ports)
             around.children.append(named)
 
-    def before(self, module: Any, args: tuple[object, ...], frame: FrameType) -> None:
+    def before_module(self, module: Any, args: tuple[object, ...], frame: FrameType) -> None:
         """A module is about to be called; `frame` is that of the call, which holds `kwargs`."""
         path, thread = self.targets.members.get(module), self._thread
         if path is None:
@@ -229,7 +222,7 @@ class Forwards:
             self._thread.muted = 1
         return not self._thread.muted
 
-    def after(self, module: Any, output: object) -> None:
+    def after_module(self, module: Any, output: object, frame: FrameType) -> None:
         """A module was called, or raised: then with None, as for a module that gives nothing."""
         if module not in self.targets.members:
             return
@@ -273,7 +266,7 @@ class Forwards:
             operations.leave()
         self._graph.note(order, operations, is_whole=output is not None, context=self._contexts.current)
         for call in order if operations is not None else ():
-            call.children = []  # a cycle, which would keep modules alive
+            call.children = []  # they are a cycle, which would keep modules alive
 
     def enter(self, module: Any, args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
         """A module of a model with compiled parts is about to be called."""
@@ -336,7 +329,7 @@ class Forwards:
         if call.is_new:
             self._add_call(call, args, kwargs)
         if operations is not None:
-            call.begin = len(operations)
+            call.begin, call.children = len(operations), []
             call.sources = self._node_ports(list(self._framework.inputs(args, kwargs)))
         if call.parent is None and self.has_graph and not call.again:
             self._graph.add_edges(self._outermost.edges_into(call.site, self._framework.inputs(args, kwargs)))
@@ -360,11 +353,13 @@ class Forwards:
             return
         framework, values = self._framework, Kind.INPUT in self.targets.kinds
         gradients = self._gradients.wants(Kind.INPUT_GRAD) and framework.is_grad_enabled()
+        edges: list[tuple[GradientEdge, SeriesKey]] = []
         for port, tensor in framework.inputs(args, kwargs):
             if values and not call.again:
                 self._summarizer.add(tensor, call.key_of(port, Kind.INPUT))
             if gradients and framework.requires_grad(tensor):
-                call.inputs.append((framework.edge(tensor), call.key_of(port, Kind.INPUT_GRAD, Phase.BACKWARD)))
+                edges.append((framework.edge(tensor), call.key_of(port, Kind.INPUT_GRAD, Phase.BACKWARD)))
+        call.inputs = edges
 
     def _leave(self, module: Any, output: object) -> None:
         call = self._thread.stack.current
@@ -425,11 +420,14 @@ class Forwards:
         if self._gradients.wants(Kind.OUTPUT_GRAD):
             for port, tensor in outputs:
                 self._gradients.follow(tensor, call.key_of(port, Kind.OUTPUT_GRAD, Phase.BACKWARD))
+        flows, around = call.inside or {}, call.parent
         if call.inputs:
-            self._gradients.through(call.inputs, [tensor for _, tensor in outputs], call.first_node, call.inside)
-        if call.parent is not None:
-            call.parent.inside |= call.inside
-        call.inputs, call.inside = [], {}
+            self._gradients.through(call.inputs, [tensor for _, tensor in outputs], call.first_node, flows)
+        if around is not None and around.inside:
+            around.inside.update(flows)
+        elif around is not None:
+            around.inside = flows
+        call.inputs, call.inside = (), None
 
     def _read_compiled(self, module: Any, port: str, tensor: Tensor) -> None:
         stack, path = self._thread.stack, self.targets.members[module]

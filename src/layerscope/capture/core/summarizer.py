@@ -70,7 +70,7 @@ class Summarizer:
             key = key._replace(local=local)
         row = self.read(tensor, key.site, key.kind)
         if row is not None:
-            self._count(row, tensor, key)
+            self.collector.count(row, (*key, self.framework.dtype(tensor)), self.framework.shape, tensor)
         return row
 
     def add_all(self, tensors: Sequence[tuple[Tensor, Sequence[SeriesKey]]]) -> list[int | None]:
@@ -90,13 +90,9 @@ class Summarizer:
             for at, error in errors.items():
                 self._leave_out(local[at][1][0].site, local[at][1][0].kind, error)
         for (tensor, keys), row in zip(local, rows, strict=True):
-            if row is not None:
-                for key in keys:
-                    self._count(row, tensor, key)
+            for key in keys if row is not None else ():
+                self.collector.count(row, (*key, framework.dtype(tensor)), framework.shape, tensor)  # type: ignore[arg-type]
         return rows
-
-    def _count(self, row: int, tensor: Tensor, key: SeriesKey) -> None:
-        self.collector.count(row, (*key, self.framework.dtype(tensor)), self.framework.shape, tensor)
 
     def _read_anew(self, tensor: Tensor, key: SeriesKey) -> int | None:
         self.forget(tensor)

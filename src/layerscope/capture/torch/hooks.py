@@ -8,9 +8,7 @@ import threading
 import weakref
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, nullcontext
-from types import FrameType
 
-import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
@@ -87,8 +85,8 @@ class ModuleHooks(LateHooks):
             for module in self._forwards.read
             if any(type(hook) is not IdleHook for hook in module._forward_pre_hooks.values())
         )
-        switchboard.connect(self, everywhere=True)
-        hooks.callback(switchboard.disconnect, self)
+        switchboard.connect(self._forwards, everywhere=True)
+        hooks.callback(switchboard.disconnect, self._forwards)
         for module in self._changing:
             handle = module.register_forward_pre_hook(Hook(self._behind_pre_hooks), with_kwargs=True)
             hooks.callback(handle.remove)
@@ -97,16 +95,6 @@ class ModuleHooks(LateHooks):
         """Forget the step."""
         while self._behind:
             self._behind.popitem()[1][0].remove()
-
-    def before_module(self, module: nn.Module, args: tuple[object, ...], frame: FrameType) -> None:
-        """A module is about to be called."""
-        if torch._C._get_tracing_state() is None:
-            self._forwards.before(module, args, frame)
-
-    def after_module(self, module: nn.Module, result: object, frame: FrameType) -> None:
-        """A module was called; the result is None when it raised."""
-        if torch._C._get_tracing_state() is None:
-            self._forwards.after(module, result)
 
     def change_inputs(self, module: nn.Module) -> bool:
         """Whether the module's hooks may change what goes in."""

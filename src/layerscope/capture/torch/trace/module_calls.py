@@ -118,25 +118,25 @@ class _Switchboard:
         listeners: tuple[ModuleCallListener, ...] = getattr(self._local, "listeners", ())
         return listeners
 
-    def _called(self) -> tuple[ModuleCallListener, ...]:
-        """The listeners to notify now."""
-        if is_compiling():
-            return ()
-        return self._everywhere + self.listeners() if torch._C._current_graph_task_id() == -1 else self._everywhere
-
     def _before(self, module: nn.Module, args: tuple[Any, ...]) -> None:
-        listeners = self._called()
-        if listeners:
-            frame = sys._getframe(1)
+        if is_compiling():
+            return
+        frame, listeners = sys._getframe(1), self.listeners()  # as they are before one connects another
+        for listener in self._everywhere if torch._C._get_tracing_state() is None else ():  # of torch.jit
+            listener.before_module(module, args, frame)
+        if listeners and torch._C._current_graph_task_id() == -1:  # else checkpointing computes a forward again
             for listener in listeners:
                 listener.before_module(module, args, frame)
 
     def _after(self, module: nn.Module, args: object, result: object) -> None:
-        listeners = self._called()
-        if listeners:
-            frame = sys._getframe(1)
+        if is_compiling():
+            return
+        frame, listeners = sys._getframe(1), self.listeners()
+        if listeners and torch._C._current_graph_task_id() == -1:
             for listener in reversed(listeners):
                 listener.after_module(module, result, frame)
+        for listener in reversed(self._everywhere) if torch._C._get_tracing_state() is None else ():
+            listener.after_module(module, result, frame)
 
 
 switchboard = _Switchboard()
