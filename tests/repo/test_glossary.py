@@ -75,6 +75,18 @@ RETIRED = {
     "request": ("./asking", "../asking", "askedOfGraph", "isDeaf"),
     "run": ("metric-trial", 'data-testid="trial"'),
     "schedule": ("keep_if=None, budget", "class When", "InLoop", "loop_api", "Cadence", "class Keeping"),
+    "carriers of a named tensor": (
+        "RecordArguments",
+        "NodeSpec",
+        "NamedSeries",
+        "StepRecordBuilder",
+        "StepSummaries",
+        "KnownDependencies",
+        "EndedStep(",
+        "NamedStep",
+        "TorchNamedTensors",
+    ),
+    "call stack": ("CallSeen", "TracedForward", "named_site"),
     "name before tensor": ("attach(tensor, name)", "run.detach("),
     "edits": ("edit=None", "tracing(edit=", "tracing(model, edit="),
     "what it is": (

@@ -50,7 +50,7 @@ def compiled_parts(model: nn.Module) -> set[nn.Module]:
     return set(mine) - inside
 
 
-def is_wrapper(module: nn.Module) -> bool:
+def is_compile_wrapper(module: nn.Module) -> bool:
     """Whether the module is what `torch.compile` puts around another one."""
     return type(module).__name__ == "OptimizedModule" and type(module).__module__ == _COMPILER
 

@@ -12,7 +12,7 @@ from torch.nn import UninitializedParameter
 from torch.optim import Optimizer
 
 from layerscope.capture.core.framework import Targets
-from layerscope.capture.torch.hooks import is_wrapper
+from layerscope.capture.torch.hooks import is_compile_wrapper
 from layerscope.errors import ArgumentError, LayerscopeWarning, SelectError
 from layerscope.model.patterns import ROOT, listed, selected, unmatched
 from layerscope.model.records import Kind, ModuleNode
@@ -197,7 +197,7 @@ def _one_model(model: object) -> nn.Module:
             f"watch() needs a torch.nn.Module, or a dictionary of them by name, not {type(model).__name__}. Give the "
             "model itself."
         )
-    return model._orig_mod if is_wrapper(model) else model  # type: ignore[return-value]  # a module too
+    return model._orig_mod if is_compile_wrapper(model) else model  # type: ignore[return-value]  # a module too
 
 
 def choose(

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from layerscope.capture.torch.trace.compiled_calls import leave, sink
 from layerscope.capture.torch.trace.functions import may_take_fused_path
+from layerscope.capture.torch.trace.op_graph import EXTERNALS, PARENTS
 from layerscope.capture.torch.trace.op_recorder import OpRecorder
 from layerscope.capture.torch.trace.tracer import Tracer
 
@@ -45,12 +46,12 @@ class ForgivingTracer(Tracer):
 
     def parents(self, node: int) -> tuple[int, ...]:
         """The nodes that an operation made this one of."""
-        numbers: tuple[int, ...] = self.graph.nodes.rows[node][3][1::2]
+        numbers: tuple[int, ...] = self.graph.nodes.rows[node][PARENTS][1::2]
         return numbers
 
     def parameters(self, node: int) -> Iterator[Tensor]:
         """Parameters and buffers that it used beside."""
-        return (self.graph.externals.all[number].tensor for number in self.graph.nodes.rows[node][4][1::2])
+        return (self.graph.externals.all[number].tensor for number in self.graph.nodes.rows[node][EXTERNALS][1::2])
 
     def leave(self) -> None:
         """Trace no more."""

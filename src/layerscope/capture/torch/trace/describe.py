@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from layerscope.capture.torch.trace.arguments import HOLE, POSITIONS, holes
 from layerscope.capture.torch.trace.functions import writes_first
 from layerscope.capture.torch.trace.module_calls import Frames, OpModuleCall
-from layerscope.capture.torch.trace.op_graph import Nodes, Row, pairs
+from layerscope.capture.torch.trace.op_graph import CALL, EXTERNALS, FRAMES, PARENTS, POSITION, SHAPE, Nodes, Row, pairs
 from layerscope.capture.torch.trace.tracer import Tracer
 from layerscope.model.trace_record import (
     ModuleCallRecord,
@@ -201,7 +201,16 @@ class Operations(Sequence[Operation]):
             about, function = makers[row[0]]
             parameters, buffers = self._names(row)
             given = site if function is not None or about.name not in _ROLES else None
-            yield about.name, row[12], parameters, given, paths[row[5]], self._arguments(row), row[3][1::2], buffers
+            yield (
+                about.name,
+                row[POSITION],
+                parameters,
+                given,
+                paths[row[CALL]],
+                self._arguments(row),
+                row[PARENTS][1::2],
+                buffers,
+            )
 
     def _operation(self, index: int) -> Operation:
         row = self._rows[index]
@@ -241,9 +250,9 @@ class Operations(Sequence[Operation]):
 
     def _names(self, row: Row) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Parameters and buffers that a call used."""
-        if not row[4]:
+        if not row[EXTERNALS]:
             return (), ()
-        used = [self._externals[number] for _, number in pairs(row[4])]
+        used = [self._externals[number] for _, number in pairs(row[EXTERNALS])]
         return tuple([e.name for e in used if e.is_learnt]), tuple([e.name for e in used if not e.is_learnt])
 
     def _arguments(self, row: Row) -> Texts:
@@ -261,9 +270,9 @@ class Operations(Sequence[Operation]):
         """Shapes of the tensor arguments, in their order."""
         args, kwargs, parents, externals = row[1:5]
         if len(parents) == 2 and not externals:
-            return [self._rows[parents[1]][13]]
+            return [self._rows[parents[1]][SHAPE]]
         shapes = {argument: self._externals[number].shape for argument, number in pairs(externals)}
-        shapes.update({argument: self._rows[parent][13] for argument, parent in pairs(parents)})
+        shapes.update({argument: self._rows[parent][SHAPE] for argument, parent in pairs(parents)})
         return [shapes[argument] for argument in holes(args, dict(pairs(kwargs)))[0]]
 
 
@@ -293,10 +302,10 @@ def _sites(nodes: Nodes) -> list[int]:
     names = [about.name for about, _ in nodes.makers]
     found = []
     for index, row in enumerate(nodes.rows):
-        name, frames = names[row[0]], row[6]
+        name, frames = names[row[0]], row[FRAMES]
         # No line of code computed it, so it shares its site with no other node.
         placeless = not frames and name in _PLACELESS
-        found.append(numbers.setdefault((index,), len(numbers)) if placeless else number(name, frames, row[5]))
+        found.append(numbers.setdefault((index,), len(numbers)) if placeless else number(name, frames, row[CALL]))
     return found
 
 

@@ -53,7 +53,7 @@ def unwrapped(tensor: Tensor) -> Tensor:
     return tensor
 
 
-def is_wrapper(tensor: Tensor) -> bool:
+def is_in_transform(tensor: Tensor) -> bool:
     """Whether the tensor only exists inside a functorch transform."""
     return bool(torch._C._functorch.is_functorch_wrapped_tensor(tensor))
 
@@ -64,7 +64,7 @@ def is_plain(tensor: Tensor) -> bool:
         tensor.layout is torch.strided
         and not (tensor.is_nested or tensor.is_quantized or tensor.is_meta or tensor.is_conj() or tensor.is_neg())
         and type(tensor).__torch_dispatch__ is Tensor.__torch_dispatch__
-        and not is_wrapper(tensor)
+        and not is_in_transform(tensor)
     )
 
 
@@ -224,7 +224,7 @@ class SavedValues:
             memory = storage_id(tensor)
         except (NotImplementedError, RuntimeError):
             memory = self._add_odd(node, tensor)
-            keep = keep and not is_wrapper(tensor)
+            keep = keep and not is_in_transform(tensor)
         identity = id(tensor)
         if track:
             self._nodes[identity] = node
@@ -323,7 +323,7 @@ class SavedValues:
 
     def _add_odd(self, node: int, tensor: Tensor) -> int:
         memory = storage_of(tensor)
-        if is_wrapper(tensor) and memory >= 0:
+        if is_in_transform(tensor) and memory >= 0:
             inside = StorageWeakRef(unwrapped(tensor).untyped_storage())
             self._inner[memory] = (inside, node)
         return memory

@@ -24,7 +24,7 @@ from layerscope.capture.torch.trace.memory import (
     alias,
     copy_of,
     covers,
-    is_wrapper,
+    is_in_transform,
     overlap,
     place_of,
     storage_of,
@@ -177,6 +177,8 @@ def _catch(store: weakref.ref[OpGradients], node: int, slot: int, gradients: Seq
 #: The fields of a node, except: the first two are one number, that of the function; keyword arguments are a flat
 #: tuple name, value, name, value …; the module call is a number.
 Row = tuple[Any, ...]
+#: Columns of a row: names and nodes alternate in PARENTS, names and numbers of parameters and buffers in EXTERNALS.
+PARENTS, EXTERNALS, CALL, FRAMES, POSITION, SHAPE = 3, 4, 5, 6, 12, 13
 Maker = tuple[FunctionFacts, Function | None]
 
 
@@ -371,9 +373,9 @@ class OpGraph:
 
     def add_outside(self, tensor: Tensor) -> int:
         """Add a node for a tensor whose creation was not observed; its memory may reveal its origin."""
-        if is_wrapper(tensor):
+        if is_in_transform(tensor):
             inner = torch._C._functorch.get_unwrapped(tensor)
-            parent = self.node_of(inner) if is_wrapper(inner) or self.knows(inner) else None
+            parent = self.node_of(inner) if is_in_transform(inner) or self.knows(inner) else None
             parent = self.memory.neighbor_of(unwrapped(tensor)) if parent is None else parent
         else:
             parent = self.memory.neighbor_of(tensor)
@@ -463,7 +465,7 @@ class OpGraph:
         return self.nodes.maker(about, function), args, (), *pairs, self.module.index, ()
 
     def _await_gradient(self, node: int, tensor: Tensor) -> None:
-        if not self.gradients.awaits(node) and not is_wrapper(tensor):
+        if not self.gradients.awaits(node) and not is_in_transform(tensor):
             self.gradients.await_node(node, tensor)
 
 
