@@ -18,7 +18,7 @@ from layerscope.capture.torch.trace.tracer import Tracer
 from layerscope.capture.torch.trace.validate import ValidationReport, validate
 from layerscope.errors import StateError
 from layerscope.model.trace_record import TraceRecord
-from layerscope.query.trace_lookup import Selector
+from layerscope.query.trace_tables import Selector
 from layerscope.traces import Edit, Trace
 
 Save = Selector | Iterable[Selector] | None

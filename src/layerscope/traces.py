@@ -17,8 +17,16 @@ from layerscope.errors import ArgumentError, SelectError, StateError
 from layerscope.graph.layers import Distance, Naming, Relations, name_layers
 from layerscope.model.trace_record import CodeFrame, Operation, TraceRecord
 from layerscope.query.tables import Table
-from layerscope.query.trace_lookup import Key, Lookup, Selector
-from layerscope.query.trace_tables import code_of, module_rows, operations_table, stack_of, summary_table
+from layerscope.query.trace_tables import (
+    Key,
+    Lookup,
+    Selector,
+    code_of,
+    module_rows,
+    operations_table,
+    stack_of,
+    summary_table,
+)
 from layerscope.views.trace_text import summary_text
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from layerscope.store import compaction, parts, segments
 from layerscope.store.compaction import compact
 from layerscope.store.folder import create
 from layerscope.store.format import COMPACT_LOCK
-from layerscope.store.lock import FileLock
+from layerscope.store.manifests import FileLock
 from layerscope.store.reader import Reader
 from layerscope.store.writer import FolderSink
 from tests.store.runs import check_numbers, keys_of, live_of, put_steps

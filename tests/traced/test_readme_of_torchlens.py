@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import layerscope as ls
-from layerscope.query.trace_lookup import Selector
+from layerscope.query.trace_tables import Selector
 from layerscope.traces import Layer, Op
 from tests.traced import models
 from tests.traced.models import AlexNet, SimpleRecurrent

@@ -31,8 +31,7 @@ from layerscope.store.format import (
     lock_name,
     part_name,
 )
-from layerscope.store.lock import FileLock, is_held
-from layerscope.store.manifests import read_manifest, write_live
+from layerscope.store.manifests import FileLock, is_held, read_manifest, write_live
 from layerscope.store.parts import ParquetPart, footer_sum, write_part
 from layerscope.store.row_filter import RowFilter, in_order
 from layerscope.store.segments import Segment, digest_of

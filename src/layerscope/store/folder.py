@@ -29,8 +29,15 @@ from layerscope.store.format import (
     SessionName,
     lock_name,
 )
-from layerscope.store.lock import FileLock
-from layerscope.store.manifests import holder_of, read_manifest, session_names, write_json, write_live, write_session
+from layerscope.store.manifests import (
+    FileLock,
+    holder_of,
+    read_manifest,
+    session_names,
+    write_json,
+    write_live,
+    write_session,
+)
 from layerscope.store.row_filter import RowFilter
 from layerscope.store.sources import RunFiles, segment_names
 from layerscope.version import __version__

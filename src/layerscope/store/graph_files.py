@@ -26,8 +26,7 @@ from layerscope.model.records import (
 from layerscope.store.columns import json_text, numbers, storable, texts
 from layerscope.store.files import damaged, opened
 from layerscope.store.format import GRAPH, RUN, SEGMENT_SCHEMA
-from layerscope.store.lock import alone_with
-from layerscope.store.manifests import read_json, unreadable, write_json
+from layerscope.store.manifests import alone_with, read_json, unreadable, write_json
 
 _NUMBER_BYTES = 6  # exact in JavaScript; collisions among 10,000 graphs are very unlikely
 
