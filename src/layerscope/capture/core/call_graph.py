@@ -1,14 +1,72 @@
-"""The graph of module calls: which call's data went into which, in one forward and from one to the next."""
+"""The stack of module calls in progress, and the graph of calls: which call's data went into which."""
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Generic, NamedTuple, TypeVar
 
-from layerscope.capture.core.calls import ModuleCall
-from layerscope.capture.core.framework import Framework, Operations, Port, Tensor
-from layerscope.model.records import CallEdge, CallNode
+from layerscope.capture.core.framework import ForwardOperations, Framework, Port, Tensor
+from layerscope.model.records import CallEdge, CallNode, call_site
+
+
+class ModuleCall:
+    """One call of a module."""
+
+    __slots__ = ("module", "number", "parent", "path", "site")
+
+    def __init__(self, module: Any, path: str, number: int, parent: ModuleCall | None) -> None:  # Any: a module
+        self.module = module
+        self.path = path
+        self.number = number  # 1 for the first call of the module
+        self.parent = parent
+        self.site = call_site(path, number)
+
+
+C = TypeVar("C", bound=ModuleCall)
+
+
+class CallStack(Generic[C]):
+    """The calls in progress on one thread, and how often each module was called."""
+
+    __slots__ = ("_counts", "current", "outermost")
+
+    def __init__(self) -> None:
+        self.current: C | None = None
+        self.outermost: C | None = None
+        self._counts: dict[Hashable, int] = {}
+
+    def count(self, what: Hashable) -> int:
+        """Number of the next call of a module, or of what else is counted by itself."""
+        number = self._counts[what] = self._counts.get(what, 0) + 1
+        return number
+
+    def enter(self, call: C) -> None:
+        """A call begins inside the current one."""
+        if self.current is None:
+            self.outermost = call
+        self.current = call
+
+    def leave(self) -> C:
+        """The current call ends."""
+        call = self.current
+        assert call is not None
+        self.current = call.parent  # type: ignore[assignment]  # of the same class as the call itself
+        if self.current is None:
+            self.outermost = None
+        return call
+
+    def start_over(self) -> None:
+        """Number calls from 1 again."""
+        self._counts.clear()
+
+    def __iter__(self) -> Iterator[C]:
+        """The calls in progress, the innermost first."""
+        call = self.current
+        while call is not None:
+            yield call
+            call = call.parent  # type: ignore[assignment]
+
 
 MOST_NODES = 10_000  # of the autograd graph, looked at on the way from one call back to others
 MOST_ORDERS = 24  # that are traced: a model that never does the same twice is not traced for ever
@@ -54,7 +112,7 @@ class CallPort(NamedTuple):
     name: str
 
 
-def edges(calls: Sequence[TracedCall], operations: Operations) -> Iterator[CallEdge]:
+def edges(calls: Sequence[TracedCall], operations: ForwardOperations) -> Iterator[CallEdge]:
     """How data flowed between calls that stand side by side, and between a call and those directly inside it.
 
     Operations that belong to no call but the one around are passed through. The calls are in the order of beginning.
@@ -96,7 +154,7 @@ def _around(call: TracedCall) -> list[TracedCall]:
 class _Inside:
     """What is inside one call: where tensors used there came from."""
 
-    def __init__(self, around: TracedCall, makers: Sequence[TracedCall | None], operations: Operations) -> None:
+    def __init__(self, around: TracedCall, makers: Sequence[TracedCall | None], operations: ForwardOperations) -> None:
         self._around = around
         self._makers = makers
         self._parents = operations.parents
@@ -294,7 +352,9 @@ class CallGraphRecorder:
     def _shapes(self, ports: Iterable[Port]) -> tuple[tuple[str, tuple[int, ...]], ...]:
         return tuple((name, self._framework.shape(tensor)) for name, tensor in ports)
 
-    def note(self, calls: list[TracedCall], operations: Operations | None, *, is_whole: bool, context: str) -> None:
+    def note(
+        self, calls: list[TracedCall], operations: ForwardOperations | None, *, is_whole: bool, context: str
+    ) -> None:
         """Take in a forward that has ended or raised: all calls in it, and its operations if they were traced."""
         keys = [call.key for call in calls]
         order = hash((is_whole, context, *keys))
@@ -317,7 +377,7 @@ class CallGraphRecorder:
         """Add edges between outermost calls of the step."""
         self._edges.update(dict.fromkeys(between))
 
-    def _learn(self, order: int, calls: list[TracedCall], operations: Operations) -> None:
+    def _learn(self, order: int, calls: list[TracedCall], operations: ForwardOperations) -> None:
         trouble = operations.trouble
         if trouble is not None:
             self._has_given_up = True

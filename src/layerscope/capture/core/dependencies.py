@@ -7,7 +7,7 @@ from dataclasses import replace
 from operator import attrgetter
 from typing import ParamSpec
 
-from layerscope.capture.core.framework import Framework, Operations, Tensor
+from layerscope.capture.core.framework import ForwardOperations, Framework, Tensor
 from layerscope.capture.core.named_tensors import NamedGraph, NamedTensor, StepData
 from layerscope.model.lru_cache import LRUCache
 from layerscope.model.records import DependencyLink, NamedNode, Sink, StepInfo, TensorType
@@ -20,7 +20,7 @@ Links = Mapping[NamedTensor, list[NamedTensor | str]]  # what each depends on: n
 class DependencyTracer:
     """Which of the operations of a step made the tensors that were named in it."""
 
-    def __init__(self, framework: Framework, operations: Operations) -> None:
+    def __init__(self, framework: Framework, operations: ForwardOperations) -> None:
         self._framework = framework
         self._operations = operations
         self._trouble: Exception | None = None

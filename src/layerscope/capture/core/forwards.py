@@ -8,10 +8,9 @@ from collections.abc import Mapping, Sequence
 from types import FrameType
 from typing import Any
 
-from layerscope.capture.core.call_graph import CallGraphRecorder, NodePort, OutermostCalls, TracedCall
-from layerscope.capture.core.calls import CallStack
+from layerscope.capture.core.call_graph import CallGraphRecorder, CallStack, NodePort, OutermostCalls, TracedCall
 from layerscope.capture.core.contexts import Contexts, ContextState, Evaluations
-from layerscope.capture.core.framework import Framework, GradientEdge, Operations, Port, Targets, Tensor
+from layerscope.capture.core.framework import ForwardOperations, Framework, GradientEdge, Port, Targets, Tensor
 from layerscope.capture.core.gradients import Consumers, GradientFlow, GradientReader
 from layerscope.capture.core.guard import ListenerGuard
 from layerscope.capture.core.summarizer import SeriesKey
@@ -44,7 +43,7 @@ class Thread(threading.local):
     def __init__(self) -> None:
         self.stack = CallStack[Call]()
         self.order: list[TracedCall] = []  # the calls inside the outermost one so far, and tensors named in them
-        self.operations: Operations | None = None  # of the outermost call, while they are traced
+        self.operations: ForwardOperations | None = None  # of the outermost call, while they are traced
         self.frame: FrameType | None = None  # where the outermost module was called, while it runs
         self.muted = 0  # calls in progress that are not read: a forward, and those inside it
 
@@ -261,7 +260,7 @@ class Forwards:
             operations, thread.operations = thread.operations, None
             self._guard.run(self._note_order, order, operations, output)
 
-    def _note_order(self, order: list[TracedCall], operations: Operations | None, output: object) -> None:
+    def _note_order(self, order: list[TracedCall], operations: ForwardOperations | None, output: object) -> None:
         if operations is not None:
             operations.leave()
         self._graph.note(order, operations, is_whole=output is not None, context=self._contexts.current)
@@ -409,7 +408,7 @@ class Forwards:
         if is_chosen and (call.inputs or self._gradients.wants(Kind.OUTPUT_GRAD)):
             self._follow_gradients(call, with_grad)
 
-    def _place_in(self, operations: Operations, call: Call, outputs: Sequence[Port]) -> None:
+    def _place_in(self, operations: ForwardOperations, call: Call, outputs: Sequence[Port]) -> None:
         """Note which operations a call was made of."""
         call.targets, call.end = self._node_ports(outputs), len(operations)
         if call.parent is not None:

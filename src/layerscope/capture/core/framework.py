@@ -96,7 +96,7 @@ class Selection(Protocol):
         """The modules, in the order of registration."""
 
 
-class Operations(Protocol):
+class ForwardOperations(Protocol):
     """The operations of one thread while they are traced: every tensor is a node, numbered as they are made."""
 
     @property
@@ -286,11 +286,11 @@ class Framework(ABC):
     @abstractmethod
     def trace_forward(
         self, module: Any, args: tuple[object, ...], kwargs: Mapping[str, object], frame: FrameType
-    ) -> Operations | None:
+    ) -> ForwardOperations | None:
         """Trace the operations of a module that is about to be called; None if it must not be traced."""
 
     @abstractmethod
-    def trace_step(self, model: Any) -> Operations:
+    def trace_step(self, model: Any) -> ForwardOperations:
         """Trace the operations of this thread until the step ends."""
 
     def ports(self, value: object, port: str) -> Iterator[Port]:

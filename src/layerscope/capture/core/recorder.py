@@ -12,9 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, SupportsFloat, TypeVar
 
-from layerscope.capture.core.collector import EndedSteps
+from layerscope.capture.core.collector import EndedSteps, MetricReader
 from layerscope.capture.core.lifetime import call_in_forked_children, is_interrupted, keep_with, let_go
-from layerscope.capture.core.metrics import MetricReader
 from layerscope.capture.core.named_tensors import Detail, StepData
 from layerscope.capture.core.schedule import Balance, Late, Schedule, StepPolicy
 from layerscope.errors import ArgumentError, LayerscopeWarning, StateError

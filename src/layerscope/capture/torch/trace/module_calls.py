@@ -13,7 +13,7 @@ from torch import nn
 from torch.compiler import is_compiling
 from torch.nn.modules import module as torch_module
 
-from layerscope.capture.core.calls import ModuleCall
+from layerscope.capture.core.call_graph import ModuleCall
 
 #: A fixed, negative hook number: with a new number each time, torch would recompile compiled code.
 _NUMBER = -1

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from layerscope.capture.core.calls import CallStack
+from layerscope.capture.core.call_graph import CallStack
 from layerscope.capture.torch.tensor_tree import shape_of_nested
 from layerscope.capture.torch.trace.arguments import HOLE, Found
 from layerscope.capture.torch.trace.functions import Function, FunctionFacts, facts, source
