@@ -227,7 +227,7 @@ def memory() -> list[Row]:
     tracer = run()
     held = tracemalloc.get_traced_memory()[0]
     tracemalloc.stop()
-    return [row("memory for names and places", f"{held / len(tracer.ops.nodes):.0f} bytes per op")]
+    return [row("memory for names and places", f"{held / len(tracer.graph.nodes):.0f} bytes per op")]
 
 
 PEAK = """

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from layerscope.capture.torch.trace.describe import describe
-from layerscope.capture.torch.trace.edits import Change, Edits, LiveEditor, When, rerun
+from layerscope.capture.torch.trace.edits import Edits, LiveEditor, When, rerun
 from layerscope.capture.torch.trace.gaps import Repeat
+from layerscope.capture.torch.trace.op_recorder import Change
 from layerscope.capture.torch.trace.tracer import Tracer
 from layerscope.capture.torch.trace.validate import ValidationReport, validate
 from layerscope.errors import StateError
@@ -42,21 +42,9 @@ def traced_call(
     with tracing(target, options) as trace:
         live = trace.engine
         assert isinstance(live, _LivePass)
-        live.call = partial(called, target, args, kwargs)
-        live.repeat = Repeat(called, target, args, kwargs)
-        trace.output = live.call(live.tracer)
+        live.repeat = Repeat(target, args, kwargs)
+        trace.output = live.repeat.call(live.tracer)
     return trace
-
-
-def called(target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], tracer: Tracer) -> object:
-    """What the target gives; a model's inputs and outputs are noted by the tracer itself."""
-    if isinstance(target, nn.Module):
-        return target(*args, **kwargs)
-    tracer.add_inputs((args, kwargs))
-    compiled = hasattr(target, "_torchdynamo_orig_callable")
-    result = tracer.run_closed(target, args, kwargs) if compiled else target(*args, **kwargs)
-    tracer.add_outputs(result)
-    return result
 
 
 @contextmanager
@@ -67,13 +55,16 @@ def tracing(target: object, options: TraceOptions) -> Iterator[Trace]:
     tracer = Tracer(model, keep=options.save is not None, open_composites=options.open_composites)
     editor = tracer.ops.editor = LiveEditor(tracer.graph, options.edits) if options.edits else None
     live = _LivePass(tracer, name if model is None else type(model).__name__, options)
-    trace = Trace(live.record, tracer.ops.memory.values, gradients=tracer.gradients, engine=live)
-    with _seeded(options.seed):
+    trace = Trace(live.record, tracer.graph.memory.values, gradients=tracer.graph.gradients, engine=live)
+    with torch.random.fork_rng(devices=[], enabled=options.seed is not None):
+        if options.seed is not None:
+            torch.manual_seed(options.seed)
         try:
             with tracer:
                 yield trace
         except Exception as error:
-            live.failure = _failure(tracer, error)
+            where = tracer.failing_call(error)
+            live.failure = f"{type(error).__name__}: {error}{f' (in {where})' if where else ''}"
             error.layerscope_trace = trace  # type: ignore[attr-defined]  # the way L11 hands the partial trace over
             raise
         finally:
@@ -81,24 +72,6 @@ def tracing(target: object, options: TraceOptions) -> Iterator[Trace]:
     if editor is not None:
         editor.check_all_met()
     _drop_unwanted(trace, options.save)
-
-
-def _failure(tracer: Tracer, error: Exception) -> str:
-    where = tracer.failing_call(error)
-    return f"{type(error).__name__}: {error}{f' (in {where})' if where else ''}"
-
-
-def _seeded(seed: int | None) -> AbstractContextManager[object]:
-    if seed is None:
-        return nullcontext()
-
-    @contextmanager
-    def block() -> Iterator[None]:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            yield
-
-    return block()
 
 
 def _drop_unwanted(trace: Trace, save: Save) -> None:
@@ -118,7 +91,6 @@ class _LivePass:
 
     def __init__(self, tracer: Tracer, name: str, options: TraceOptions) -> None:
         self.tracer = tracer
-        self.call: Callable[[Tracer], object] | None = None
         self.repeat: Repeat | None = None
         self.failure: str | None = None
         self.finished = False
@@ -139,9 +111,11 @@ class _LivePass:
     def rerun(
         self, edits: Mapping[int, Edit], functions: Mapping[int, Edit], parameters: Mapping[str, Tensor]
     ) -> Trace:
-        if self.call is None:
+        if self.repeat is None:
             raise StateError("A block cannot be run again: only a trace made by trace() knows what was called.")
-        again, output = rerun(self.tracer, self.call, Edits(edits, functions, parameters))
+        again, output = rerun(self.tracer, self.repeat.call, Edits(edits, functions, parameters))
         live = _LivePass(again, self._name, self._options)
-        live.call, live.finished = self.call, True
-        return Trace(live.record, again.ops.memory.values, gradients=again.gradients, output=output, engine=live)
+        live.repeat, live.finished = self.repeat, True
+        return Trace(
+            live.record, again.graph.memory.values, gradients=again.graph.gradients, output=output, engine=live
+        )

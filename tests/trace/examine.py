@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from layerscope.capture.torch.tensor_tree import tensors_in
-from layerscope.capture.torch.trace.bit_equality import same
 from layerscope.capture.torch.trace.describe import describe
-from layerscope.capture.torch.trace.op_graph import Keep
+from layerscope.capture.torch.trace.execute import same
+from layerscope.capture.torch.trace.op_graph import Keep, Nodes
 from layerscope.capture.torch.trace.tracer import Tracer
 from layerscope.model.trace_record import TraceRecord
 from tests.trace.zoo import Case
@@ -38,6 +38,14 @@ def trace(case: Case, *, keep: Keep = True, gradients: bool = True) -> Traced:
         if model is None:
             tracer.add_outputs(output)
     return Traced(tracer, describe(tracer, "case", None, None), output)
+
+
+def replace_node(nodes: Nodes, index: int, **fields: Any) -> None:
+    """Falsify what was seen of one node."""
+    node = nodes[index]._replace(**fields)
+    kwargs = tuple(part for pair in node.kwargs.items() for part in pair)
+    maker, call = nodes.maker(node.facts, node.function), nodes.calls.index(node.module)
+    nodes.rows[index] = (maker, node.args, kwargs, *node[4:6], call, *node[7:])
 
 
 def plain(case: Case) -> Any:

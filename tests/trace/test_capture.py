@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from layerscope.capture.torch.trace.bit_equality import same
 from layerscope.capture.torch.trace.describe import describe
+from layerscope.capture.torch.trace.execute import same
 from layerscope.capture.torch.trace.tracer import Tracer
 from layerscope.model.trace_record import Role, TraceRecord
 from tests.trace.examine import Traced, trace
@@ -130,7 +130,7 @@ def test_a_checkpointed_forward_is_recorded_once() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
     with Tracer(model, keep=True) as tracer:
         torch.utils.checkpoint.checkpoint(model, numbers(3, 4).requires_grad_(), use_reentrant=False).sum().backward()
-    assert [node.facts.name for node in tracer.ops.nodes].count("linear") == 1
+    assert [node.facts.name for node in tracer.graph.nodes].count("linear") == 1
     assert [call.path for call in tracer.calls] == ["", "", "0", "1"]
 
 

@@ -15,6 +15,7 @@ from layerscope.capture.torch.trace.describe import describe
 from layerscope.capture.torch.trace.tracer import Tracer
 from layerscope.graph.layers import name_layers
 from layerscope.model.trace_record import TraceRecord
+from tests.trace.examine import replace_node
 
 pytestmark = pytest.mark.feature("L2")
 
@@ -83,7 +84,7 @@ def test_operations_are_a_sequence_that_copies_and_compares() -> None:
 def test_what_happens_to_the_tracer_later_does_not_change_the_record() -> None:
     tracer, record = traced(Recurrent())
     index = next(op.index for op in traced(Recurrent())[1].operations if op.function == "tanh")
-    tracer.ops.nodes.replace(index, parents=("0", 0))
+    replace_node(tracer.graph.nodes, index, parents=("0", 0))
     assert record.operations[index].parents[0].operation == index - 1
 
 

@@ -133,7 +133,7 @@ def test_a_wrong_edit_is_an_error_that_helps(edit: Any, message: str, model: Net
 
 
 def test_an_edit_must_give_a_tensor(model: Net) -> None:
-    with pytest.raises(ArgumentError, match=r"gave NoneType\. It must give a tensor"):
+    with pytest.raises(ArgumentError, match=r"returned NoneType, not a tensor"):
         edited(model, {"relu": lambda result: None})
 
 

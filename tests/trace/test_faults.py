@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from layerscope.capture.torch.trace.describe import describe
 from layerscope.capture.torch.trace.validate import ValidationReport, validate
 from layerscope.model.trace_record import Operation, Parent, TraceRecord
-from tests.trace.examine import Traced, trace
+from tests.trace.examine import Traced, replace_node, trace
 from tests.trace.zoo import Calls, Case, numbers
 
 pytestmark = pytest.mark.feature("L9")
@@ -58,8 +58,8 @@ def test_a_right_trace_is_right(traced: Traced) -> None:
 
 def test_swapped_parents_are_found(traced: Traced) -> None:
     index = index_of(traced, "sub")
-    at, left, other, right = traced.tracer.ops.nodes[index].parents
-    traced.tracer.ops.nodes.replace(index, parents=(at, right, other, left))
+    at, left, other, right = traced.tracer.graph.nodes[index].parents
+    replace_node(traced.tracer.graph.nodes, index, parents=(at, right, other, left))
     report = again(traced)
     assert not report
     assert report.faults[0].operation == index
@@ -67,7 +67,7 @@ def test_swapped_parents_are_found(traced: Traced) -> None:
 
 def test_a_parent_exchanged_for_another_is_found(traced: Traced) -> None:
     index = index_of(traced, "tanh")
-    traced.tracer.ops.nodes.replace(index, parents=("0", 0))
+    replace_node(traced.tracer.graph.nodes, index, parents=("0", 0))
     assert not again(traced)
 
 
@@ -79,8 +79,8 @@ def test_parents_swapped_in_the_record_alone_are_found(traced: Traced) -> None:
 
 def test_a_missing_edge_is_found(traced: Traced) -> None:
     index = index_of(traced, "sub")
-    node = traced.tracer.ops.nodes[index]
-    traced.tracer.ops.nodes.replace(index, parents=node.parents[:2])
+    node = traced.tracer.graph.nodes[index]
+    replace_node(traced.tracer.graph.nodes, index, parents=node.parents[:2])
     report = again(traced)
     assert not report
     assert "tensor arguments" in report.faults[0].text
@@ -88,9 +88,9 @@ def test_a_missing_edge_is_found(traced: Traced) -> None:
 
 def test_a_tensor_hidden_among_the_arguments_is_found(traced: Traced) -> None:
     index = index_of(traced, "sub")
-    node = traced.tracer.ops.nodes[index]
-    hidden = traced.tracer.ops.memory.values[int(node.parents[3])]
-    traced.tracer.ops.nodes.replace(index, args=(node.args[0], hidden), parents=node.parents[:2])
+    node = traced.tracer.graph.nodes[index]
+    hidden = traced.tracer.graph.memory.values[int(node.parents[3])]
+    replace_node(traced.tracer.graph.nodes, index, args=(node.args[0], hidden), parents=node.parents[:2])
     report = again(traced)
     assert not report
     assert "without a node" in report.faults[0].text
@@ -105,7 +105,7 @@ def test_a_false_edge_is_found(traced: Traced) -> None:
 @pytest.mark.parametrize("function", ["input", "linear", "tanh", "sub", "softmax", "matmul", "output"])
 def test_a_wrong_value_is_found(traced: Traced, function: str) -> None:
     index = index_of(traced, function)
-    values = traced.tracer.ops.memory.values
+    values = traced.tracer.graph.memory.values
     values[index] = values[index].detach() + 1e-3
     assert not again(traced)
 
@@ -114,14 +114,14 @@ def test_a_wrong_value_is_found(traced: Traced, function: str) -> None:
 def test_a_value_overwritten_after_the_pass_is_found(traced: Traced, function: str) -> None:
     index = index_of(traced, function)
     with torch.no_grad():
-        traced.tracer.ops.memory.values[index].add_(1)
-    assert index in traced.tracer.ops.memory.stale()
+        traced.tracer.graph.memory.values[index].add_(1)
+    assert index in traced.tracer.graph.memory.stale()
     assert not again(traced)
 
 
 def test_the_last_bit_of_a_value_counts(traced: Traced) -> None:
     index = index_of(traced, "softmax")
-    values = traced.tracer.ops.memory.values
+    values = traced.tracer.graph.memory.values
     wrong = values[index].detach().clone()
     wrong.view(torch.int32)[0, 0] += 1
     values[index] = wrong
@@ -131,14 +131,14 @@ def test_the_last_bit_of_a_value_counts(traced: Traced) -> None:
 
 def test_another_function_is_found(traced: Traced) -> None:
     index = index_of(traced, "tanh")
-    traced.tracer.ops.nodes.replace(index, function=torch.sigmoid)
+    replace_node(traced.tracer.graph.nodes, index, function=torch.sigmoid)
     assert not again(traced)
 
 
 def test_another_argument_is_found(traced: Traced) -> None:
     index = index_of(traced, "softmax")
-    node = traced.tracer.ops.nodes[index]
-    traced.tracer.ops.nodes.replace(index, args=(node.args[0], 0, *node.args[2:]))
+    node = traced.tracer.graph.nodes[index]
+    replace_node(traced.tracer.graph.nodes, index, args=(node.args[0], 0, *node.args[2:]))
     assert not again(traced)
 
 

@@ -76,8 +76,8 @@ def test_a_trace_inside_a_trace_sees_its_part_and_the_outer_sees_all() -> None:
         with Tracer(model, keep=True) as inner:
             y = model(x)
         y.add(1)
-    assert [node.facts.name for node in inner.ops.nodes] == ["input", "linear", "relu", "output"]
-    assert [node.facts.name for node in outer.ops.nodes] == ["constant", "mul", "linear", "relu", "output", "add"]
+    assert [node.facts.name for node in inner.graph.nodes] == ["input", "linear", "relu", "output"]
+    assert [node.facts.name for node in outer.graph.nodes] == ["constant", "mul", "linear", "relu", "output", "add"]
     assert [call.path for call in outer.calls] == [call.path for call in inner.calls] == ["", "", "0", "1"]
     assert traces_of_torch() == before
 
@@ -89,7 +89,7 @@ def test_nested_traces_of_a_fused_layer_end_with_torch_as_it_was() -> None:
     with torch.no_grad(), Tracer(layer, keep=True) as outer, Tracer(layer, keep=True) as inner:
         layer(x)
     for tracer in (outer, inner):
-        assert [node.facts.name for node in tracer.ops.nodes] == ["input", "TransformerEncoderLayer", "output"]
+        assert [node.facts.name for node in tracer.graph.nodes] == ["input", "TransformerEncoderLayer", "output"]
     assert traces_of_torch() == before
 
 
@@ -114,7 +114,7 @@ def test_an_error_leaves_nothing_behind(error: type[BaseException], hooked: bool
     x = numbers(3, 4)
     with pytest.raises(error), tracer:
         model(x)
-    assert [node.facts.name for node in tracer.ops.nodes] == ["input", "linear"]
+    assert [node.facts.name for node in tracer.graph.nodes] == ["input", "linear"]
     assert traces_of_torch() == before
     assert len(model[1]._forward_hooks) == hooks
 
@@ -151,7 +151,7 @@ def test_modules_called_on_another_thread_are_not_recorded() -> None:
         other.start()
         other.join()
     assert len(tracer.calls) == 1
-    assert len(tracer.ops.nodes) == 0
+    assert len(tracer.graph.nodes) == 0
 
 
 def test_a_tracer_made_on_one_thread_can_record_on_another() -> None:
@@ -166,4 +166,4 @@ def test_a_tracer_made_on_one_thread_can_record_on_another() -> None:
     other = threading.Thread(target=work)
     other.start()
     other.join()
-    assert [node.facts.name for node in tracer.ops.nodes] == ["input", "linear", "output"]
+    assert [node.facts.name for node in tracer.graph.nodes] == ["input", "linear", "output"]

@@ -27,7 +27,7 @@ def test_a_kept_value_survives_a_later_write() -> None:
         return y
 
     traced = trace(Case(forward, (x,)))
-    values = traced.tracer.ops.memory.values
+    values = traced.tracer.graph.memory.values
     assert torch.equal(values[1], x * 2)
     assert torch.equal(values[2], (x * 2).relu())
     assert torch.equal(values[3], traced.output)
@@ -35,7 +35,7 @@ def test_a_kept_value_survives_a_later_write() -> None:
 
 def test_a_value_that_is_not_written_is_kept_by_reference() -> None:
     traced = trace(Case(lambda x: (x * 2).exp(), (numbers(3, 4),)))
-    assert traced.tracer.ops.memory.values[2] is traced.output
+    assert traced.tracer.graph.memory.values[2] is traced.output
 
 
 def test_views_that_share_memory_share_the_copy_too() -> None:
@@ -46,7 +46,7 @@ def test_views_that_share_memory_share_the_copy_too() -> None:
         return parts[0]
 
     traced = trace(Case(forward, (numbers(3, 4),)))
-    values = traced.tracer.ops.memory.values
+    values = traced.tracer.graph.memory.values
     assert len({values[index].untyped_storage()._cdata for index in range(1, 5)}) == 1
     assert values[3].stride() == (1,)
     assert torch.equal(values[3], numbers(3, 4)[1] * 2)
@@ -64,7 +64,7 @@ def test_metadata_alone_holds_no_activation() -> None:
     x = numbers(3, 4).requires_grad_(False)
     traced = trace(Case(forward, (x,)), keep=False)
     assert [ref() for ref in seen] == [None] * 5
-    assert not traced.tracer.ops.memory.values
+    assert not traced.tracer.graph.memory.values
     assert [operation.function for operation in traced.record.operations] == ["input", *["mul"] * 5, "sum", "output"]
     assert [parent.operation for op in traced.record.operations for parent in op.parents] == [0, 1, 2, 3, 4, 5, 6]
 
@@ -72,7 +72,7 @@ def test_metadata_alone_holds_no_activation() -> None:
 def test_a_function_says_which_values_are_kept() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2))
     traced = trace(Case(model, (numbers(3, 4),)), keep=lambda facts, module: facts.name == "relu")
-    kept = {traced.record.operations[index].function for index in traced.tracer.ops.memory.values}
+    kept = {traced.record.operations[index].function for index in traced.tracer.graph.memory.values}
     assert kept == {"relu"}
 
 
@@ -83,8 +83,8 @@ def test_a_dropped_trace_frees_its_tensors_without_the_garbage_collector() -> No
     try:
         traced = trace(Case(model, (numbers(3, 4),)))
         traced.output.sum().backward()
-        refs = [weakref.ref(value) for value in traced.tracer.ops.memory.values.values()]
-        assert len(traced.tracer.gradients) == 4
+        refs = [weakref.ref(value) for value in traced.tracer.graph.memory.values.values()]
+        assert len(traced.tracer.graph.gradients) == 4
         del traced
         assert all(ref() is None for ref in refs)
     finally:
@@ -98,17 +98,17 @@ def test_a_write_by_something_unseen_makes_the_value_stale() -> None:
         with torch._C.DisableTorchFunction():
             y.add_(1)
         z = y * 3
-    assert tracer.ops.memory.stale() == {1}
-    names = [node.facts.name for node in tracer.ops.nodes]
+    assert tracer.graph.memory.stale() == {1}
+    names = [node.facts.name for node in tracer.graph.nodes]
     assert names == ["constant", "mul", "update", "mul"]
     assert torch.equal(z, (x * 2 + 1) * 3)
 
 
 def test_a_value_overwritten_after_the_block_is_stale() -> None:
     traced = trace(Case(lambda x: x * 2, (numbers(3, 4),)))
-    assert not traced.tracer.ops.memory.stale()
+    assert not traced.tracer.graph.memory.stale()
     traced.output.zero_()
-    assert traced.tracer.ops.memory.stale() == {1, 2}
+    assert traced.tracer.graph.memory.stale() == {1, 2}
 
 
 def test_parameters_written_in_the_block_keep_their_earlier_value() -> None:

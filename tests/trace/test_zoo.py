@@ -20,7 +20,6 @@ import tests.trace.zoo_writes  # noqa: F401
 from layerscope.capture.torch.trace.gaps import Repeat
 from layerscope.capture.torch.trace.validate import validate
 from layerscope.model.trace_record import Role, TraceRecord
-from layerscope.torch_traces import called
 from tests.trace.examine import ancestors, grad_mode, plain, same_everywhere, tensors, trace
 from tests.trace.zoo import ZOO, Case
 
@@ -56,7 +55,7 @@ def test_traced_call_gives_what_the_plain_call_gives_and_can_be_proven(name: str
         assert torch.equal(torch.get_rng_state(), state)
         assert same_everywhere(traced.output, expected)
     buffers = buffers_of(case)
-    repeat = Repeat(called, case.call, case.args, case.kwargs)
+    repeat = Repeat(case.call, case.args, case.kwargs)
     with grad_mode(grad):
         report = validate(traced.tracer, traced.record, repeat, rerun=True)
     assert bool(report) != case.gap, str(report)

@@ -54,10 +54,6 @@ class Finding:
     consequences: tuple[Finding, ...] = ()
     context: str = ""  # of the site's forwards
 
-    def with_consequences(self) -> tuple[Finding, ...]:
-        """The finding, then its consequences."""
-        return (self, *self.consequences)
-
 
 @dataclass(frozen=True, slots=True)
 class NotChecked:
@@ -80,7 +76,7 @@ class Diagnosis:
 
     def all_findings(self) -> list[Finding]:
         """Causes and consequences, each cause before its own."""
-        return [finding for cause in self.findings for finding in cause.with_consequences()]
+        return [finding for cause in self.findings for finding in (cause, *cause.consequences)]
 
     @property
     def verdict(self) -> str:
@@ -96,11 +92,7 @@ class Diagnosis:
         return sum(finding.severity is severity for finding in self.all_findings())
 
 
-_EVIDENCE = pa.list_(
-    pa.struct(
-        {"site": pa.string(), "kind": pa.string(), "step": pa.int64(), "stat": pa.string(), "value": pa.float64()}
-    )
-)
+_EVIDENCE = {"site": pa.string(), "kind": pa.string(), "step": pa.int64(), "stat": pa.string(), "value": pa.float64()}
 _TEXTS = ("rule", "severity", "site", "kind", "title", "why", "advice")
 SCHEMA = pa.schema(
     {
@@ -108,7 +100,7 @@ SCHEMA = pa.schema(
         **{name: pa.string() for name in _TEXTS[:4]},
         "cause": pa.string(),
         **{name: pa.string() for name in _TEXTS[4:]},
-        "evidence": _EVIDENCE,
+        "evidence": pa.list_(pa.struct(_EVIDENCE)),
     }
 )
 

@@ -1,4 +1,4 @@
-"""Gradients that vanish or explode over the depth of the network."""
+"""Gradients that vanish or explode, over the depth of the network or over time."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from layerscope.diagnose.evidence import BEGINNING, FEWEST_STEPS, KindHistories, RunEvidence, medians
+from layerscope.diagnose.evidence import BEGINNING, FEWEST_STEPS, KindHistories, RunEvidence, SeriesInfo, medians
 from layerscope.diagnose.findings import Evidence, Finding, Severity, figure
 from layerscope.model.records import Floats, Kind, Phase, name_in
 
@@ -26,22 +26,15 @@ class Profile(NamedTuple):
     context: str = ""
 
 
-def vanishing_gradients(recording: RunEvidence) -> Iterator[Finding]:
-    """Gradients that shrink from layer to layer on their way back, until the first layers learn nothing."""
+def gradients_over_depth(recording: RunEvidence) -> Iterator[Finding]:
+    """Gradients that shrink from layer to layer on their way back, until the first layers learn nothing; or grow."""
+    findings: dict[str, Finding] = {}
     for profile in _profiles(recording):
         fall, trend = _fall(profile.sizes)
-        if fall < FALL and trend > TREND:
-            yield _over_depth(recording, profile, fall)
-            return
-
-
-def exploding_over_depth(recording: RunEvidence) -> Iterator[Finding]:
-    """Gradients that grow from layer to layer on their way back."""
-    for profile in _profiles(recording):
-        fall, trend = _fall(profile.sizes)
-        if fall > 1 / FALL and trend < -TREND:
-            yield _over_depth(recording, profile, fall)
-            return
+        if (fall < FALL and trend > TREND) or (fall > 1 / FALL and trend < -TREND):
+            finding = _over_depth(recording, profile, fall)
+            findings.setdefault(finding.rule, finding)
+    yield from findings.values()
 
 
 def _over_depth(recording: RunEvidence, profile: Profile, fall: float) -> Finding:
@@ -88,9 +81,8 @@ def _fall(sizes: Floats) -> tuple[float, float]:
 
 def _profiles(recording: RunEvidence) -> Iterator[Profile]:
     """Sizes of gradients over depth: of outputs, else of biases, which are sums of the same gradients."""
-    order = {
-        row["site"]: row["series"] for row in reversed(recording.series) if row["kind"] == Kind.OUTPUT.value
-    }  # of execution
+    # The order of execution.
+    order = {row["site"]: row["series"] for row in reversed(recording.series) if row["kind"] == Kind.OUTPUT.value}
     if Kind.OUTPUT_GRAD in recording.kinds:
         every = recording.histories(Kind.OUTPUT_GRAD)
         for context in dict.fromkeys(series.context for series in every.series):
@@ -122,10 +114,9 @@ def _profile(what: str, histories: KindHistories, sizes: Floats, order: dict[str
         return order.get(module, series.number), series.number
 
     kept = sorted(np.flatnonzero(np.nan_to_num(sizes) > 0).tolist(), key=turn)
-    kind, context = (
-        (histories.series[0].kind, histories.series[0].context) if histories.series else (Kind.WEIGHT_GRAD, "")
-    )
-    return Profile(what, [histories.series[at].site for at in kept], kind, sizes[kept], context)
+    series = [histories.series[at] for at in kept]
+    kind, context = (series[0].kind, series[0].context) if series else (Kind.WEIGHT_GRAD, "")
+    return Profile(what, [each.site for each in series], kind, sizes[kept], context)
 
 
 def applied(recording: RunEvidence) -> KindHistories:
@@ -153,14 +144,8 @@ GROWTH_ADVICE = (
 )
 
 
-class Origin(NamedTuple):
-    """The site where a growth began, the reason, and the evidence."""
-
-    site: str
-    kind: str
-    why: str
-    evidence: tuple[Evidence, ...]
-    context: str = ""
+#: The series where a growth began, the reason, and the evidence.
+Origin = tuple[SeriesInfo, str, tuple[Evidence, ...]]
 
 
 class Rise(NamedTuple):
@@ -207,7 +192,8 @@ def _rise(norms: Floats, columns: list[int], *, ended: bool) -> Rise | None:
 
 def _over_time(recording: RunEvidence, histories: KindHistories, rise: Rise) -> Finding:
     step = int(histories.steps[rise.column])
-    origin = _first_output(recording, step, int(histories.steps[rise.at])) or _most_grown(recording, histories, rise)
+    until = int(histories.steps[rise.at])
+    series, detail, evidence = _first_output(recording, step, until) or _most_grown(recording, histories, rise)
     if rise.last is None:
         rule, title = "gradient_spike", f"A spike of the gradients at step {step}"
         why = f"The norm of all gradients is {figure(rise.times)} times the median of the {PAST} recorded steps before"
@@ -217,14 +203,14 @@ def _over_time(recording: RunEvidence, histories: KindHistories, rise: Rise) -> 
     return Finding(
         rule=rule,
         severity=Severity.WARNING if rise.last is None else Severity.ERROR,
-        site=origin.site,
-        context=origin.context,
-        kind=origin.kind,
+        site=series.site,
+        context=series.context,
+        kind=series.kind.value,
         step=step,
-        title=f"{title}: {recording.called(origin.site, origin.context)}",
-        why=f"{why}; {origin.why}",
+        title=f"{title}: {recording.called(series.site, series.context)}",
+        why=f"{why}; {detail}",
         advice=SPIKE_ADVICE if rise.last is None else GROWTH_ADVICE,
-        evidence=origin.evidence,
+        evidence=evidence,
     )
 
 
@@ -232,7 +218,7 @@ def _first_output(recording: RunEvidence, since: int, until: int) -> Origin | No
     """The first output in the order of execution that grew when the first of them did; None where none is known to.
 
     A weight that grows enlarges the gradients of all layers but its own: those after it by what goes into them, those
-    before it on the way back. So the largest gradient is at a neighbor, and outputs tell.
+    before it on the way back. So the largest gradient is at a neighbor, and outputs show it.
     """
     if Kind.OUTPUT not in recording.kinds:
         return None
@@ -249,13 +235,8 @@ def _first_output(recording: RunEvidence, since: int, until: int) -> Origin | No
     first, grown = histories.series[rows[0]], float(times[rows[0], at])
     called = recording.called(first.site, first.context)
     others = f": of {len(rows)} outputs that grew it is the first in the order of execution" if len(rows) > 1 else ""
-    return Origin(
-        first.site,
-        first.kind.value,
-        f"at step {histories.steps[at]} the output of {called} is {figure(grown)} times as large as before{others}.",
-        tuple(histories.evidence(row, at, "rms", sizes[row, at]) for row in rows[:MOST_EVIDENCE]),
-        first.context,
-    )
+    why = f"at step {histories.steps[at]} the output of {called} is {figure(grown)} times as large as before{others}."
+    return first, why, tuple(histories.evidence(row, at, "rms", sizes[row, at]) for row in rows[:MOST_EVIDENCE])
 
 
 def _most_grown(recording: RunEvidence, histories: KindHistories, rise: Rise) -> Origin:
@@ -264,10 +245,6 @@ def _most_grown(recording: RunEvidence, histories: KindHistories, rise: Rise) ->
     times = np.nan_to_num(sizes[:, rise.at] / np.maximum(medians(sizes[:, : rise.column]), SMALLEST))
     worst = np.argsort(-times)[:MOST_EVIDENCE].tolist()
     series = histories.series[worst[0]]
-    return Origin(
-        series.site,
-        series.kind.value,
-        f"most of all in {recording.called(series.site)} ({figure(times[worst[0]])} times). Its cause may be a "
-        "neighbor: no output was seen to grow.",
-        tuple(histories.evidence(row, rise.at, "norm", sizes[row, rise.at]) for row in worst),
-    )
+    why = f"most of all in {recording.called(series.site)} ({figure(times[worst[0]])} times)."
+    evidence = tuple(histories.evidence(row, rise.at, "norm", sizes[row, rise.at]) for row in worst)
+    return series, f"{why} Its cause may be a neighbor: no output was seen to grow.", evidence

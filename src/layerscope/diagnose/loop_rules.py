@@ -16,9 +16,8 @@ from layerscope.model.records import Floats, Ints
 FEWEST_LOSSES = 2 * FEWEST_STEPS  # a loss is known at every step
 GROWN = 3.0  # times the loss at the start: an untrained network is rarely so much better than one that learns
 DIVERGED = 30.0  # no schedule, curriculum or change of data explains it
-HELD_OUT = frozenset(
-    ("val", "valid", "validation", "eval", "evaluation", "test", "dev")
-)  # words in the name of a metric
+#: Words in the name of a metric of data that is not trained on.
+HELD_OUT = frozenset(("val", "valid", "validation", "eval", "evaluation", "test", "dev"))
 IN_A_ROW = 17  # GradScaler begins with 2**16 and halves: it has found a scale after 16 skipped steps, or never
 FEWEST_SKIPPED = 5  # recorded ones: two recorded steps far apart may both happen to be skipped
 
@@ -104,8 +103,5 @@ def _skipped(recording: RunEvidence, since: int, until: int, times: int) -> Find
         why=f"In {times} recorded steps in a row, {goes_on}, no update was made: “{recording.skipped[since]}”",
         advice="With GradScaler, gradients are not finite at any scale: look for a derivative that does not exist (a "
         "root of 0) or a float16 overflow; bfloat16 needs no scaler. Without one, call optimizer.step().",
-        evidence=(
-            Evidence("", "event", since, "skipped steps", float(times)),
-            *(each.evidence for each in broken),
-        ),
+        evidence=(Evidence("", "event", since, "skipped steps", float(times)), *(each.evidence for each in broken)),
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -123,12 +123,9 @@ def _may_be_the_data(recording: RunEvidence, origin: Broken) -> bool:
     finiteness = recording.finiteness
     ran = [recording.series[each] for each in np.unique(finiteness.owner[finiteness.steps == origin.step]).tolist()]
     setting = (origin.rank, origin.mode, origin.context)
-    forward = [
-        row["series"]
-        for row in ran
-        if (row["rank"], row["mode"], row["context"]) == setting and STAGE[Kind(row["kind"])] == 0
-    ]
-    return bool(number == min(forward, default=number))
+    forward = [row for row in ran if (row["rank"], row["mode"], row["context"]) == setting]
+    numbers = [row["series"] for row in forward if STAGE[Kind(row["kind"])] == 0]
+    return bool(number == min(numbers, default=number))
 
 
 def _first_broken(recording: RunEvidence) -> list[Broken]:
@@ -191,15 +188,14 @@ class _NotFinite(NamedTuple):
 
     def broken(self, recording: RunEvidence) -> list[Broken]:
         """The rows as records, in the order of execution."""
-        columns = (self.owner, self.steps, self.elements, *self.counts)
-        return sorted(_broken(recording.series[row], *map(int, rest)) for row, *rest in zip(*columns, strict=True))
-
-
-def _broken(series: dict[str, Any], step: int, *numbers: int) -> Broken:  # Any: a row of the table of series
-    kind, turn = Kind(series["kind"]), series["series"]
-    turn = -turn if kind is Kind.WEIGHT_GRAD else turn  # backward reaches the last ones first
-    names = (series["site"], kind, step, series["rank"], series["mode"], series["context"])
-    return Broken((STAGE[kind], turn), *names, *numbers)
+        broken = []
+        for owner, step, *numbers in zip(self.owner, self.steps, self.elements, *self.counts, strict=True):
+            series = recording.series[owner]
+            kind, turn = Kind(series["kind"]), series["series"]
+            turn = -turn if kind is Kind.WEIGHT_GRAD else turn  # backward reaches the last ones first
+            names = (series["site"], kind, int(step), series["rank"], series["mode"], series["context"])
+            broken.append(Broken((STAGE[kind], turn), *names, *map(int, numbers)))
+        return sorted(broken)
 
 
 def loss_not_finite(recording: RunEvidence) -> Iterator[Finding]:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
 
 import numpy as np
 
 from layerscope.diagnose.evidence import FEWEST_STEPS, KindHistories, RunEvidence, SeriesInfo, medians
-from layerscope.diagnose.findings import Finding, Severity, figure
+from layerscope.diagnose.findings import Evidence, Finding, Severity, figure
 from layerscope.diagnose.gradient_rules import applied
 from layerscope.model.records import Flags, Floats, Ints, Kind
 
@@ -31,26 +30,14 @@ def dead_units(recording: RunEvidence) -> Iterator[Finding]:
     count, given = histories.moments["count"], histories.moments["count"] > 0
     share = np.divide(histories.moments["zeros"], count, where=given, out=np.full(count.shape, np.nan))
     constant = (histories.moments["min"] == histories.moments["max"]) & (count >= FEWEST_ELEMENTS)
-    dead = constant | (share >= DEAD_SHARE) & _rectified(recording, histories)[:, None]
+    rectified = np.array([recording.class_of(series.site) in RELU_LIKE for series in histories.series], np.bool_)
+    dead = constant | (share >= DEAD_SHARE) & rectified[:, None]
     rows, since = _lasting(dead, given)
     rows = _without_alive(histories, rows, np.count_nonzero(count >= FEWEST_ELEMENTS, axis=1) >= FEWEST_STEPS)
     if len(rows):
-        yield _dead(recording, histories, Deaths(rows, since, share))
+        yield _dead(recording, histories, rows, since, share)
     if Kind.WEIGHT_GRAD in recording.kinds:
         yield from _idle_units(recording)
-
-
-class Deaths(NamedTuple):
-    """Which rows are dead, the first to die first; since which column; and the share of zeros."""
-
-    rows: Ints
-    since: Ints
-    share: Floats
-
-
-def _rectified(recording: RunEvidence, histories: KindHistories) -> Flags:
-    """Which of the outputs are those of modules that make zeros."""
-    return np.array([recording.class_of(series.site) in RELU_LIKE for series in histories.series], np.bool_)
 
 
 def _lasting(dead: Flags, given: Flags) -> tuple[Ints, Ints]:
@@ -79,11 +66,12 @@ def _without_alive(histories: KindHistories, rows: Ints, judged: Flags) -> Ints:
     return rows[np.array(kept, np.bool_)]
 
 
-def _dead(recording: RunEvidence, histories: KindHistories, deaths: Deaths) -> Finding:
-    row, *others = deaths.rows.tolist()
-    series, at = histories.series[row], int(deaths.since[row])
+def _dead(recording: RunEvidence, histories: KindHistories, rows: Ints, since: Ints, share: Floats) -> Finding:
+    """Of rows that are dead, the first to die first: since which column each is, and its share of zeros."""
+    row, *others = rows.tolist()
+    series, at = histories.series[row], int(since[row])
     called = _called(recording, series)
-    zeros = float(np.nanmin(deaths.share[row, at:]))
+    zeros = float(np.nanmin(share[row, at:]))
     value = float(histories.moments["max"][row, -1])
     amount, what = (
         ("Nothing", "all elements are 0")
@@ -94,9 +82,8 @@ def _dead(recording: RunEvidence, histories: KindHistories, deaths: Deaths) -> F
     )
     began = "from the start" if at == 0 else f"since step {histories.steps[at]}"
     why = f"In the output of {called} {what} {began}, whatever goes in, up to step {histories.steps[-1]}: "
-    why += (
-        f"{amount.lower() if zeros else 'nothing'} can be learned through it.{_before(recording, histories, row, at)}"
-    )
+    why += f"{amount.lower() if zeros else 'nothing'} can be learned through it."
+    why += _before(recording, histories, row, at)
     if others:
         names = ", ".join(_called(recording, histories.series[each]) for each in others[:3])
         why += f" {len(others)} more outputs are 0 or constant: {names}{' …' if len(others) > 3 else '.'}"
@@ -110,10 +97,7 @@ def _dead(recording: RunEvidence, histories: KindHistories, deaths: Deaths) -> F
         title=f"{amount} comes out of {called}",
         why=why,
         advice=ADVICE,
-        evidence=tuple(
-            histories.evidence(each, since, "zero_share", deaths.share[each, since])
-            for each, since in ((each, int(deaths.since[each])) for each in deaths.rows.tolist())
-        ),
+        evidence=_zero_shares(histories, rows, since, share),
     )
 
 
@@ -156,10 +140,12 @@ def _idle_units(recording: RunEvidence) -> Iterator[Finding]:
         f"of {series.site!r}, one for each unit, are exactly 0 at every recorded step: these units do not react to "
         "any sample of a batch, and do not learn.",
         advice=ADVICE,
-        evidence=tuple(
-            histories.evidence(each, int(since[each]), "zero_share", share[each, since[each]]) for each in rows
-        ),
+        evidence=_zero_shares(histories, rows, since, share),
     )
+
+
+def _zero_shares(histories: KindHistories, rows: Ints, since: Ints, share: Floats) -> tuple[Evidence, ...]:
+    return tuple(histories.evidence(row, since[row], "zero_share", share[row, since[row]]) for row in rows.tolist())
 
 
 def _is_of_units(series: SeriesInfo) -> bool:

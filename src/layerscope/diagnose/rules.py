@@ -8,7 +8,7 @@ from pathlib import Path
 
 from layerscope.diagnose.evidence import FEWEST_STEPS, RunEvidence
 from layerscope.diagnose.findings import Diagnosis, Finding, NotChecked, Severity
-from layerscope.diagnose.gradient_rules import SHORTEST, exploding_over_depth, exploding_over_time, vanishing_gradients
+from layerscope.diagnose.gradient_rules import SHORTEST, exploding_over_time, gradients_over_depth
 from layerscope.diagnose.loop_rules import FEWEST_LOSSES, loss_growing, skipped_updates
 from layerscope.diagnose.not_finite_rules import loss_not_finite, not_finite
 from layerscope.diagnose.output_rules import dead_units
@@ -25,7 +25,7 @@ class Rule:
     any_of: tuple[Kind, ...] = ()  # kinds of which one must have been recorded
     needs_loss: bool = False
     fewest_steps: int = FEWEST_STEPS
-    whole: Kind | None = None  # of which it leaves alone what was only sampled
+    whole: Kind | None = None  # of which it ignores what was only sampled
 
     def lacks(self, recording: RunEvidence) -> str | None:
         """Why it cannot be applied, None if it can."""
@@ -57,11 +57,10 @@ FINITE = (
 OTHERS = (
     Rule(("update_too_large", "update_too_small"), update_ratio, (Kind.UPDATE,)),
     Rule(("exploding_gradients", "gradient_spike"), exploding_over_time, (Kind.WEIGHT_GRAD,), fewest_steps=SHORTEST),
-    Rule(("exploding_gradients",), exploding_over_depth, (Kind.OUTPUT_GRAD, Kind.WEIGHT_GRAD)),
+    Rule(("exploding_gradients", "vanishing_gradients"), gradients_over_depth, (Kind.OUTPUT_GRAD, Kind.WEIGHT_GRAD)),
     Rule(("loss_growing",), loss_growing, needs_loss=True, fewest_steps=FEWEST_LOSSES),
     Rule(("skipped_updates",), skipped_updates, tuple(Kind), fewest_steps=1),
     Rule(("dead_units",), dead_units, (Kind.OUTPUT,), whole=Kind.OUTPUT),
-    Rule(("vanishing_gradients",), vanishing_gradients, (Kind.OUTPUT_GRAD, Kind.WEIGHT_GRAD)),
     Rule(("zero_gradients",), zero_gradients, (Kind.WEIGHT_GRAD,), whole=Kind.WEIGHT_GRAD),
     Rule(("stuck_weights",), stuck_weights, (Kind.WEIGHT,), whole=Kind.WEIGHT),
 )
@@ -129,9 +128,7 @@ def _applied(
         if reason is None:
             findings += rule.find(recording)
             checked.update(rule.names)
-            for name in (
-                rule.names
-            ):  # what another rule of the same name lacked is reported under the names that only that rule has
+            for name in rule.names:  # what another rule of the name lacked is reported under its other names
                 lacking.pop(name, None)
             reason = rule.left_alone(recording)
         if reason is not None:

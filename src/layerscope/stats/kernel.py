@@ -268,15 +268,16 @@ def _no_take(plan: list[int], target: int, threads: int, /, *beside: int) -> int
     raise NotImplementedError("Arena.take() needs the compiled kernel.")
 
 
+_rows: Callable[[int, int, int, int, int, int], None] | None
 try:
     from layerscope.stats import _kernel
 
-    _take, _summarize, _SCRATCH_BYTES = _kernel.take, _kernel.summarize, _kernel.SCRATCH_BYTES
+    _take, _summarize, _rows, _SCRATCH_BYTES = _kernel.take, _kernel.summarize, _kernel.rows, _kernel.SCRATCH_BYTES
 except ImportError:  # no compiler at installation: numpy computes the same summaries, more slowly
-    _take, _summarize, _SCRATCH_BYTES = _no_take, _summarize_by_numpy, 0
+    _take, _summarize, _rows, _SCRATCH_BYTES = _no_take, _summarize_by_numpy, None, 0
 
 #: Whether the compiled kernel is available.
-COMPILED = _take is not _no_take
+COMPILED = _rows is not None
 
 
 _ROW_WIDTH = len(SAMPLE_STATISTICS)
@@ -347,14 +348,3 @@ def _over(numbers: Floats) -> Floats:
         deviation = np.sqrt(np.square(numbers - mean).mean(0))
         over: Floats = np.stack((mean, deviation, np.abs(numbers).max(0)), 1).ravel()
     return over
-
-
-def _best() -> Callable[[int, int, int, int, int, int], None] | None:
-    try:
-        from layerscope.stats._kernel import rows
-    except ImportError:  # no compiler at installation: numpy computes the same
-        return None
-    return rows
-
-
-_rows = _best()

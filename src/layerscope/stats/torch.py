@@ -31,7 +31,7 @@ _LEAST_ROUNDS, _MOST_ROUNDS = 8, 200
 
 def dtype_name(tensor: torch.Tensor) -> str:
     """The tensor's type without its module: `float32`."""
-    return _name(tensor.dtype)
+    return dtype_text(tensor.dtype)
 
 
 def is_wrapper(tensor: torch.Tensor) -> bool:
@@ -40,7 +40,8 @@ def is_wrapper(tensor: torch.Tensor) -> bool:
 
 
 @cache
-def _name(dtype: torch.dtype) -> str:
+def dtype_text(dtype: torch.dtype) -> str:
+    """A type without its module."""
     return str(dtype).removeprefix("torch.")
 
 
@@ -188,7 +189,11 @@ def _no_memory(tensor: torch.Tensor) -> SelectError:
 
 def _readable(tensor: torch.Tensor) -> tuple[torch.Tensor, int]:
     """A dense CPU tensor with the same values, and its format number."""
-    _refuse_oversized(tensor)
+    if is_oversized(tensor):
+        raise SelectError(
+            f"A view of {tensor.numel():,} elements that repeats those of a smaller tensor is too large to copy. "
+            "Record the smaller tensor."
+        )
     with torch.no_grad():
         if tensor.dtype in _MAGNITUDES:
             tensor = tensor.to(_MAGNITUDES[tensor.dtype]).abs()
@@ -222,15 +227,6 @@ def is_oversized(tensor: torch.Tensor) -> bool:
         return size > tensor.untyped_storage().nbytes()
     except (RuntimeError, NotImplementedError):  # raised by a tensor without memory
         return False
-
-
-def _refuse_oversized(tensor: torch.Tensor) -> None:
-    """Raise if the tensor is a view that is too large to copy."""
-    if is_oversized(tensor):
-        raise SelectError(
-            f"A view of {tensor.numel():,} elements that repeats those of a smaller tensor is too large to copy. "
-            "Record the smaller tensor."
-        )
 
 
 def _refuse(tensor: torch.Tensor) -> None:

@@ -26,9 +26,9 @@ from torch.utils.hooks import RemovableHandle
 
 from layerscope.capture.core.framework import Array, Framework, GradientEdge, NoValues
 from layerscope.capture.torch.tensor_tree import BEFORE_REDUCTION, local_part, shape_of
-from layerscope.capture.torch.trace.compiled_calls import leave, sink
 from layerscope.capture.torch.trace.functions import may_take_fused_path
 from layerscope.capture.torch.trace.memory import is_plain, storage_of
+from layerscope.capture.torch.trace.module_calls import move_to_bottom, remove_mode
 from layerscope.capture.torch.trace.op_graph import EXTERNALS, PARENTS
 from layerscope.capture.torch.trace.op_recorder import OpRecorder
 from layerscope.capture.torch.trace.tracer import Tracer
@@ -123,9 +123,9 @@ class StepTracer(ForgivingTracer):
         self.ops.most = _MOST_OPERATIONS
         self._thread = threading.get_ident()
         for mode in tuple(_left_behind):  # at most a few, of steps that ended on another thread: one may lie on this
-            leave(mode)
+            remove_mode(mode)
         self.__enter__()
-        sink(self.ops)
+        move_to_bottom(self.ops)
         _entered.add(self)
 
     def leave(self) -> None:

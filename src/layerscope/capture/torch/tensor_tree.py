@@ -22,20 +22,16 @@ def tensors_in(value: object, port: str) -> Iterator[Port]:
     return framework.tensors_in(value, port, Tensor)
 
 
-def gather(value: object, tensors: list[Tensor]) -> list[Tensor]:
-    """The same tensors without their ports, added to `tensors`: quicker, for calls that happen a thousand times."""
-    kind = type(value)
+def tensors_of(value: object) -> list[Tensor]:
+    """The same tensors without their ports: quicker, for what happens a thousand times in a pass."""
     if isinstance(value, Tensor):
-        tensors.append(value)
-    elif kind is tuple or kind is list:
-        for item in value:  # type: ignore[attr-defined]  # mypy does not follow `kind`
-            gather(item, tensors)
-    elif kind is dict:
-        for item in value.values():  # type: ignore[attr-defined]
-            gather(item, tensors)
-    elif kind not in _PLAIN:
-        tensors.extend(tensor for _, tensor in tensors_in(value, ""))
-    return tensors
+        return [value]
+    if isinstance(value, (tuple, list)):
+        return [tensor for item in value for tensor in tensors_of(item)]
+    kind = type(value)
+    if kind is dict:
+        return [tensor for item in value.values() for tensor in tensors_of(item)]  # type: ignore[attr-defined]
+    return [] if kind in _PLAIN else [tensor for _, tensor in tensors_in(value, "")]
 
 
 def shape_of(tensor: Tensor) -> tuple[int, ...]:

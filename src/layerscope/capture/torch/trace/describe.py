@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from types import CodeType
@@ -27,29 +26,10 @@ from layerscope.model.trace_record import (
     StackFrame,
     TraceRecord,
 )
+from layerscope.stats.torch import dtype_text
 
 Shape = Sequence[int]
 Shapes = Sequence[Shape]  # shapes of the call's tensor arguments, in order
-
-
-def _linear(out: Shape, given: Shapes) -> int:
-    return 2 * math.prod(out) * given[0][-1] + (math.prod(out) if len(given) > 2 else 0)
-
-
-def _convolution(out: Shape, given: Shapes) -> int:
-    return 2 * math.prod(out) * math.prod(given[1][1:]) + (math.prod(out) if len(given) > 2 else 0)
-
-
-def _transposed(out: Shape, given: Shapes) -> int:
-    return 2 * math.prod(given[0]) * math.prod(given[1][1:]) + (math.prod(out) if len(given) > 2 else 0)
-
-
-def _matmul(out: Shape, given: Shapes) -> int:
-    return 2 * math.prod(out) * given[0][-1]
-
-
-def _addmm(out: Shape, given: Shapes) -> int:
-    return 2 * math.prod(out) * given[1][-1] + math.prod(out)
 
 
 def _attention(out: Shape, given: Shapes) -> int:
@@ -66,52 +46,46 @@ def _recurrent(out: Shape, given: Shapes) -> int:
     return math.prod(given[0][:-1]) * (2 * sum(shape[0] * shape[1] for shape in matrices) + sum(biases))
 
 
-def _elementwise(out: Shape, given: Shapes) -> int:
-    return math.prod(out)
+def _bias(out: Shape, given: Shapes) -> int:
+    return math.prod(out) if len(given) > 2 else 0
 
 
-def _reduction(out: Shape, given: Shapes) -> int:
-    return math.prod(given[0]) if given else 0
-
-
-def _normalization(out: Shape, given: Shapes) -> int:
-    return 5 * math.prod(out)
-
-
-def _nothing(out: Shape, given: Shapes) -> int:
-    return 0
-
-
-_COUNTS: dict[Callable[[Shape, Shapes], int], str] = {
-    _linear: "linear",
-    _convolution: "conv1d conv2d conv3d",
-    _transposed: "conv_transpose1d conv_transpose2d conv_transpose3d",
-    _matmul: "matmul mm bmm mv dot chain_matmul",
-    _addmm: "addmm baddbmm addmv addbmm",
-    _attention: "scaled_dot_product_attention",
-    _recurrent: "lstm gru rnn_tanh rnn_relu",
-    _elementwise: """
-        add sub mul div pow neg abs exp log sqrt rsqrt sin cos tanh sigmoid relu relu6 leaky_relu elu selu celu
-        gelu silu mish hardtanh hardswish hardsigmoid softplus softsign threshold clamp where maximum minimum
-        reciprocal square floor_divide remainder eq ne lt le gt ge erf log1p expm1 lerp addcmul addcdiv dropout
-    """,
-    _reduction: """
-        sum mean max min prod norm var std argmax argmin amax amin logsumexp cumsum cumprod max_pool1d max_pool2d
-        max_pool3d avg_pool1d avg_pool2d avg_pool3d adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d
-        adaptive_max_pool1d adaptive_max_pool2d adaptive_max_pool3d mse_loss l1_loss
-    """,
-    _normalization: """
-        batch_norm layer_norm group_norm instance_norm rms_norm softmax log_softmax local_response_norm normalize
-    """,
-    _nothing: """
-        view reshape permute transpose t T mT contiguous flatten unflatten squeeze unsqueeze expand expand_as
-        getitem cat stack split chunk unbind select narrow clone detach to type float half bfloat16 data
-        embedding zeros ones empty full arange zeros_like ones_like empty_like full_like new_zeros new_ones pad
-        roll flip gather index_select repeat tile movedim swapaxes tensor as_strided masked_fill setitem copy
-        fill zero tril triu rand randn input output constant alias update
-    """,
+_COUNTS: dict[str, Callable[[Shape, Shapes], int]] = {
+    "linear": lambda out, given: 2 * math.prod(out) * given[0][-1] + _bias(out, given),
+    "conv1d conv2d conv3d": lambda out, given: 2 * math.prod(out) * math.prod(given[1][1:]) + _bias(out, given),
+    "conv_transpose1d conv_transpose2d conv_transpose3d": lambda out, given: (
+        2 * math.prod(given[0]) * math.prod(given[1][1:]) + _bias(out, given)
+    ),
+    "matmul mm bmm mv dot chain_matmul": lambda out, given: 2 * math.prod(out) * given[0][-1],
+    "addmm baddbmm addmv addbmm": lambda out, given: 2 * math.prod(out) * given[1][-1] + math.prod(out),
+    "scaled_dot_product_attention": _attention,
+    "lstm gru rnn_tanh rnn_relu": _recurrent,
+    # element by element
+    """
+    add sub mul div pow neg abs exp log sqrt rsqrt sin cos tanh sigmoid relu relu6 leaky_relu elu selu celu
+    gelu silu mish hardtanh hardswish hardsigmoid softplus softsign threshold clamp where maximum minimum
+    reciprocal square floor_divide remainder eq ne lt le gt ge erf log1p expm1 lerp addcmul addcdiv dropout
+    """: lambda out, given: math.prod(out),
+    # reductions
+    """
+    sum mean max min prod norm var std argmax argmin amax amin logsumexp cumsum cumprod max_pool1d max_pool2d
+    max_pool3d avg_pool1d avg_pool2d avg_pool3d adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d
+    adaptive_max_pool1d adaptive_max_pool2d adaptive_max_pool3d mse_loss l1_loss
+    """: lambda out, given: math.prod(given[0]) if given else 0,
+    # normalizations
+    "batch_norm layer_norm group_norm instance_norm rms_norm softmax log_softmax local_response_norm normalize": (
+        lambda out, given: 5 * math.prod(out)
+    ),
+    # no arithmetic
+    """
+    view reshape permute transpose t T mT contiguous flatten unflatten squeeze unsqueeze expand expand_as
+    getitem cat stack split chunk unbind select narrow clone detach to type float half bfloat16 data
+    embedding zeros ones empty full arange zeros_like ones_like empty_like full_like new_zeros new_ones pad
+    roll flip gather index_select repeat tile movedim swapaxes tensor as_strided masked_fill setitem copy
+    fill zero tril triu rand randn input output constant alias update
+    """: lambda out, given: 0,
 }
-_BY_NAME = {name: count for count, names in _COUNTS.items() for name in names.split()}
+_BY_NAME = {name: count for names, count in _COUNTS.items() for name in names.split()}
 
 
 def flops(function: str, out: Shape, given: Shapes) -> int | None:
@@ -128,7 +102,7 @@ LONGEST_ARGUMENT = 80
 Texts = tuple[tuple[str, str], ...]  # argument and text
 
 _DETOUR = torch.overrides.handle_torch_function.__code__
-_PLACELESS = frozenset(("alias", "update", "compiled"))  # tensors whose creation was not observed
+_WITHOUT_SITE = frozenset(("alias", "update", "compiled"))  # tensors whose creation was not observed
 _ROLES = {role.value: role for role in (Role.INPUT, Role.OUTPUT, Role.CONSTANT)}
 
 
@@ -144,7 +118,7 @@ def describe(tracer: Tracer, name: str, seed: int | None, failure: str | None) -
         elapsed_s=tracer.elapsed_s,
         seed=seed,
         failure=failure,
-        stale=tracer.ops.memory.stale(),
+        stale=tracer.graph.memory.stale(),
     )
 
 
@@ -155,7 +129,7 @@ class Operations(Sequence[Operation]):
     """
 
     def __init__(self, tracer: Tracer) -> None:
-        nodes = tracer.ops.nodes
+        nodes = tracer.graph.nodes
         self._rows = tuple(nodes.rows)
         self._makers = tuple(nodes.makers)
         self._paths = tuple([call.path for call in nodes.calls])
@@ -235,8 +209,8 @@ class Operations(Sequence[Operation]):
             lead,
             position,
             shape,
-            _type_name(dtype),
-            _device_name(device),
+            dtype_text(dtype),
+            str(device),
             math.prod(shape) * dtype.itemsize if -1 not in shape else 0,
             grad_fn,
             elapsed_s,
@@ -262,8 +236,8 @@ class Operations(Sequence[Operation]):
         texts = self._texts.get(key)
         if texts is None:
             named = (*zip(self._makers[maker][0].parameters or POSITIONS, args, strict=False), *pairs(kwargs))
-            found = {name: text for name, value in named if (text := _text(value)) is not None}
-            texts = self._texts[key] = tuple(found.items())
+            named_texts = {name: text for name, value in named if (text := _text(value)) is not None}
+            texts = self._texts[key] = tuple(named_texts.items())
         return texts
 
     def _shapes(self, row: Row) -> list[tuple[int, ...]]:
@@ -296,17 +270,16 @@ def _sites(nodes: Nodes) -> list[int]:
             way = 0 if inside.parent is None else number("", inside.frames, inside.parent.index)
             outer = around[call] = numbers.setdefault((way, inside.path), len(numbers))
         # Code objects by identity: comparing them reads the whole body.
-        place = (function, outer, *frames[1::2], *map(id, frames[::2]))
-        return numbers.setdefault(place, len(numbers))
+        return numbers.setdefault((function, outer, *frames[1::2], *map(id, frames[::2])), len(numbers))
 
     names = [about.name for about, _ in nodes.makers]
-    found = []
+    sites = []
     for index, row in enumerate(nodes.rows):
         name, frames = names[row[0]], row[FRAMES]
         # No line of code computed it, so it shares its site with no other node.
-        placeless = not frames and name in _PLACELESS
-        found.append(numbers.setdefault((index,), len(numbers)) if placeless else number(name, frames, row[CALL]))
-    return found
+        own_site = not frames and name in _WITHOUT_SITE
+        sites.append(numbers.setdefault((index,), len(numbers)) if own_site else number(name, frames, row[CALL]))
+    return sites
 
 
 def _call(call: OpModuleCall, classes: Mapping[str, str]) -> ModuleCallRecord:
@@ -323,16 +296,6 @@ def _call(call: OpModuleCall, classes: Mapping[str, str]) -> ModuleCallRecord:
     )
 
 
-@cache
-def _type_name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
-@cache
-def _device_name(device: torch.device) -> str:
-    return str(device)
-
-
 def _lines(frames: Frames) -> tuple[StackFrame, ...]:
     if frames and frames[0] is _DETOUR:  # used by a Python function of torch, which is the operation itself
         frames = frames[4:]
@@ -341,15 +304,8 @@ def _lines(frames: Frames) -> tuple[StackFrame, ...]:
 
 @cache
 def _line(code: CodeType, instruction: int) -> StackFrame:
-    starts, lines = _table(code)
-    line = lines[max(bisect_right(starts, instruction) - 1, 0)]
+    line = next((line for start, end, line in code.co_lines() if start <= instruction < end), None)
     return StackFrame(code.co_filename, line or code.co_firstlineno, code.co_name)
-
-
-@cache
-def _table(code: CodeType) -> tuple[list[int], list[int | None]]:
-    rows = [(start, line) for start, _, line in code.co_lines()]
-    return [start for start, _ in rows], [line for _, line in rows]
 
 
 def _text(value: Any) -> str | None:  # Any: an argument of the user
@@ -363,5 +319,5 @@ def _text(value: Any) -> str | None:  # Any: an argument of the user
 
 
 def _parameter(name: str, parameter: Tensor) -> ParameterRecord:
-    dtype = str(parameter.dtype).removeprefix("torch.")
+    dtype = dtype_text(parameter.dtype)
     return ParameterRecord(name, tuple(parameter.shape), dtype, parameter.nbytes, parameter.requires_grad)

@@ -6,15 +6,13 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from layerscope.capture.torch.trace.arguments import rebuild
 from layerscope.capture.torch.trace.functions import Function, FunctionFacts, facts
 from layerscope.capture.torch.trace.op_graph import Nodes, OpGraph, Row
-from layerscope.capture.torch.trace.op_recorder import results_of
+from layerscope.capture.torch.trace.op_recorder import Change, Editor
 from layerscope.capture.torch.trace.tracer import Tracer
 from layerscope.errors import ArgumentError, SelectError, StateError
 from layerscope.model.patterns import nearest
@@ -35,37 +33,30 @@ class RunningOp:
 
 
 When = str | Callable[[RunningOp], bool]
-Change = Callable[[Tensor], Tensor]
 
 
-class LiveEditor:
+class LiveEditor(Editor):
     """Applies edits to operations that their selectors match."""
 
     def __init__(self, graph: OpGraph, edits: Mapping[When, Change | Tensor]) -> None:
-        self.edited: set[int] = set()  # nodes whose result was replaced
+        super().__init__()
         self._graph = graph
         self._edits = [(when, _change(when, change)) for when, change in edits.items()]
         self._unmet = dict.fromkeys(edits)
         self._names: dict[str, None] = {}  # functions and modules seen so far
 
-    def function(self, node: int, function: Function) -> Function:
-        """The function to call: unchanged."""
-        return function
-
-    def result(self, node: int, call: tuple[FunctionFacts, Row], result: Any, written: list[Tensor]) -> Any:
-        """The result that the call returns."""
-        for position, tensor in enumerate(results_of(result, written)):
-            running = self._running(node, call, position, tensor)
-            self._names[running.function] = self._names[running.module] = None
-            current = tensor
-            for when, change in self._edits:
-                if _matches(when, running):
-                    self._unmet.pop(when, None)
-                    self.edited.add(running.index)
-                    other = edited(change, current, running.index)
-                    result = replaced(result, current, other, written)
-                    current = current if any(current is target for target in written) else other
-        return result
+    def changes(self, node: int, call: tuple[FunctionFacts, Row], position: int, tensor: Tensor) -> Iterator[Change]:
+        """The edits whose selector matches."""
+        about, arguments = call
+        module = self._graph.module
+        names = tuple(self._graph.externals.all[number].name for number in arguments[3][1::2])
+        shape = tuple(tensor.shape) if not tensor.is_nested else ()
+        running = RunningOp(node, about.name, module.path, module.number, position, shape, tensor.dtype, names)
+        self._names[running.function] = self._names[running.module] = None
+        for when, change in self._edits:
+            if _matches(when, running):
+                self._unmet.pop(when, None)
+                yield change
 
     def check_all_met(self) -> None:
         """Raise if a selector matched no operation."""
@@ -77,13 +68,6 @@ class LiveEditor:
                 f"The edit of {when!r} was never applied: no operation that ran is of a function or in a module of "
                 f"that name. {nearest(when, names)}"
             )
-
-    def _running(self, node: int, call: tuple[FunctionFacts, Row], position: int, tensor: Tensor) -> RunningOp:
-        about, taken = call
-        module = self._graph.module
-        names = tuple(self._graph.externals.all[number].name for number in taken[3][1::2])
-        shape = tuple(tensor.shape) if not tensor.is_nested else ()
-        return RunningOp(node + position, about.name, module.path, module.number, position, shape, tensor.dtype, names)
 
 
 def _matches(when: When, running: RunningOp) -> bool:
@@ -100,7 +84,7 @@ def _change(when: When, change: Change | Tensor) -> Change:
     if callable(change):
         return change
     raise ArgumentError(
-        f"The edit of {when!r} is {type(change).__name__}: give a function of the result, or a tensor for its place."
+        f"The edit of {when!r} is {type(change).__name__}: give a function of the result, or a tensor to replace it."
     )
 
 
@@ -108,14 +92,9 @@ def _change(when: When, change: Change | Tensor) -> Change:
 class Edits:
     """Changes of the second forward; operations are identified by their index in the first."""
 
-    outputs: Mapping[int, Callable[[Tensor], Tensor]] = field(default_factory=dict)  # maps the result to another
+    outputs: Mapping[int, Change] = field(default_factory=dict)  # maps the result to another
     functions: Mapping[int, Function] = field(default_factory=dict)  # called instead of the operation's function
     parameters: Mapping[str, Tensor] = field(default_factory=dict)
-
-    @property
-    def operations(self) -> set[int]:
-        """The operations that are edited."""
-        return {*self.outputs, *self.functions}
 
 
 def rerun(tracer: Tracer, run: Callable[[Tracer], object], edits: Edits) -> tuple[Tracer, object]:
@@ -133,7 +112,7 @@ def rerun(tracer: Tracer, run: Callable[[Tracer], object], edits: Edits) -> tupl
         stack.callback(torch.set_rng_state, torch.get_rng_state())
         torch.set_rng_state(tracer.random_state)
         again = tracer.twin()
-        editor = _Editor(tracer.graph.nodes, edits)
+        editor = _IndexedEditor(tracer.graph.nodes, edits)
         again.ops.editor = editor
         with again:
             result = run(again)
@@ -141,23 +120,23 @@ def rerun(tracer: Tracer, run: Callable[[Tracer], object], edits: Edits) -> tupl
     return again, result
 
 
-class _Editor:
-    """Applies the edits, and checks that the control flow is unchanged up to the last of them."""
+class _IndexedEditor(Editor):
+    """Applies edits by index, and checks that the control flow is unchanged up to the last of them."""
 
     def __init__(self, before: Nodes, edits: Edits) -> None:
+        super().__init__()
         self._before = before
         self._edits = edits
-        self._last = max(edits.operations, default=-1)
-        self.edited: set[int] = set()  # nodes whose result was replaced
-        unknown = [number for number in edits.operations if not 0 <= number < len(before)]
-        if unknown:
-            raise SelectError(f"There is no operation {unknown[0]}: the pass has {len(before)}, counted from 0.")
-        given = [number for number in edits.operations if before[number].function is None]
-        if given:
-            name = before[given[0]].facts.name
-            raise ArgumentError(
-                f"Operation {given[0]} is an {name}: nothing computes it. Edit what uses it, or pass another input."
-            )
+        self._operations = {*edits.outputs, *edits.functions}
+        self._last = max(self._operations, default=-1)
+        for index in self._operations:
+            if not 0 <= index < len(before):
+                raise SelectError(f"There is no operation {index}: the pass has {len(before)}, counted from 0.")
+            if before[index].function is None:
+                raise ArgumentError(
+                    f"Operation {index} is an {before[index].facts.name}: nothing computes it. Edit what uses it, or "
+                    "pass another input."
+                )
 
     def function(self, node: int, function: Function) -> Function:
         """The function to call for a node."""
@@ -167,55 +146,30 @@ class _Editor:
         self.edited.add(node)
         return other
 
-    def result(self, node: int, call: tuple[FunctionFacts, Row], result: Any, written: list[Tensor]) -> Any:
-        """The result that the call returns."""
-        results = results_of(result, written)
-        if not results or node > self._last:
-            return result
-        self._check_way(node, *call)
-        for position, tensor in enumerate(results):
-            edit = self._edits.outputs.get(node + position)
-            if edit is not None:
-                self.edited.add(node + position)
-                result = replaced(result, tensor, edited(edit, tensor, node + position), written)
-        return result
+    def changes(self, node: int, call: tuple[FunctionFacts, Row], position: int, tensor: Tensor) -> Iterator[Change]:
+        """The edit of the result, if it has one."""
+        if position == 0 and node <= self._last:
+            self._check_way(node, *call)
+        if node in self._edits.outputs:
+            yield self._edits.outputs[node]
 
     def check_all_met(self) -> None:
         """Raise if an edit was not applied."""
-        if missed := sorted(self._edits.operations - self.edited):
+        if missed := sorted(self._operations - self.edited):
             name = self._before[missed[0]].facts.name
             raise StateError(
                 f"Operation {missed[0]} ({name}) was not reached again: the pass ended, or took another way, before it."
             )
 
-    def _check_way(self, node: int, about: FunctionFacts, taken: Row) -> None:
+    def _check_way(self, node: int, about: FunctionFacts, arguments: Row) -> None:
         before = self._before[node]
-        if (about.name, taken[2]) != (before.facts.name, before.parents):
+        if (about.name, arguments[2]) != (before.facts.name, before.parents):
             raise StateError(
                 f"The pass took another way before operation {self._last}, which is edited: operation {node} was "
-                f"{before.facts.name} of {[*before.parents[1::2]]}, and now is {about.name} of {[*taken[2][1::2]]}. "
-                "Edit earlier operations one at a time, or make the model's choices not depend on them."
+                f"{before.facts.name} of {[*before.parents[1::2]]}, and now is {about.name} of "
+                f"{[*arguments[2][1::2]]}. Edit earlier operations one at a time, or make the model's choices not "
+                "depend on them."
             )
-
-
-def edited(edit: Callable[[Tensor], Tensor], tensor: Tensor, node: int) -> Tensor:
-    """The edited result."""
-    other = edit(tensor)
-    if not isinstance(other, Tensor):
-        raise ArgumentError(f"The edit of operation {node} gave {type(other).__name__}. It must give a tensor.")
-    return other
-
-
-def replaced(result: Any, old: Tensor, new: Tensor, written: list[Tensor]) -> Any:
-    """The result with one tensor replaced; an in-place result is overwritten, because other code refers to it."""
-    if any(tensor is old for tensor in written):
-        old.copy_(new)
-        return result
-
-    def exchange(value: Any, at: str) -> Any:
-        return new if value is old else rebuild(value, at, exchange)
-
-    return exchange(result, "")
 
 
 @contextmanager

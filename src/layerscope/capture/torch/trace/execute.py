@@ -1,4 +1,4 @@
-"""Executes a recorded call again under the original conditions, with the same or other values."""
+"""Executes a recorded call again under the original conditions, and compares tensors bit for bit."""
 
 from __future__ import annotations
 
@@ -9,15 +9,82 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.overrides import _pop_mode, _push_mode
 from torch.utils._python_dispatch import _disable_current_modes
 
-from layerscope.capture.torch.trace.arguments import put_together
-from layerscope.capture.torch.trace.bit_equality import has_values
+from layerscope.capture.torch.trace.arguments import filled
 from layerscope.capture.torch.trace.functions import writes
 from layerscope.capture.torch.trace.memory import copy_of, is_plain
-from layerscope.capture.torch.trace.op_graph import OpGraph, OpNode
+from layerscope.capture.torch.trace.module_calls import mode_stack
+from layerscope.capture.torch.trace.op_graph import OpGraph, OpNode, pairs
 from layerscope.capture.torch.trace.op_recorder import results_of
+
+
+def has_values(tensor: Tensor) -> bool:
+    """Whether the tensor has values: not on the meta device, nor in a fake tensor."""
+    return not tensor.is_meta and type(tensor).__name__ not in ("FakeTensor", "FunctionalTensor")
+
+
+def same(one: Tensor, other: Tensor) -> bool:
+    """Whether class, shape and every bit agree."""
+    with torch.no_grad(), torch._C.DisableTorchFunction():
+        one, other = one.detach(), other.detach()
+        if one.dtype != other.dtype or one.layout != other.layout or one.is_nested != other.is_nested:
+            return False
+        if one.is_nested:
+            pieces, others = _pieces(one), _pieces(other)
+            return len(pieces) == len(others) and all(map(same, pieces, others))
+        if one.shape != other.shape:
+            return False
+        if not has_values(one):
+            return True
+        return all(map(_same_bits, _dense_parts(one), _dense_parts(other)))
+
+
+def difference(one: Tensor, other: Tensor) -> float:
+    """The largest difference, relative to the largest value; infinite if the two cannot be compared."""
+    with torch.no_grad(), torch._C.DisableTorchFunction():
+        comparable = one.shape == other.shape and one.layout == other.layout == torch.strided and not one.is_nested
+        if not comparable or not (one.is_floating_point() or one.is_complex()):
+            return float("inf")
+        wide = torch.complex128 if one.is_complex() else torch.float64
+        one, other = one.detach().to(wide), other.detach().to(wide)
+        gap = torch.nan_to_num(one - other, nan=float("inf")).abs() if not torch.equal(one, other) else one.abs() * 0
+        gap = torch.where((one == other) | (one.isnan() & other.isnan()), torch.zeros_like(gap), gap)
+        return float(gap.max() / one.abs().nan_to_num().max().clamp_min(1e-30)) if gap.numel() else 0.0
+
+
+def _pieces(nested: Tensor) -> tuple[Tensor, ...]:
+    if nested.layout is torch.jagged:
+        return nested.values(), nested.offsets()  # type: ignore[attr-defined]  # a method of that subclass
+    return nested.unbind()
+
+
+def _dense_parts(tensor: Tensor) -> list[Tensor]:
+    """Strided tensors that together contain every value of a tensor."""
+    if tensor.is_quantized:
+        return [tensor.int_repr()]
+    if tensor.layout is torch.strided:
+        return [tensor.resolve_conj().resolve_neg()]
+    if tensor.layout is torch.sparse_coo:
+        return [tensor._indices(), tensor._values()]
+    if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
+        return [tensor.crow_indices(), tensor.col_indices(), tensor.values()]
+    if tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
+        return [tensor.ccol_indices(), tensor.row_indices(), tensor.values()]
+    return [tensor.to_dense()]
+
+
+def _same_bits(one: Tensor, other: Tensor) -> bool:
+    if one.shape != other.shape:
+        return False
+    if type(one) is not Tensor and type(one).__torch_dispatch__ is not Tensor.__torch_dispatch__:
+        return bool(torch.equal(one, other))  # a wrapper has no memory of its own
+    bits, others = (torch.view_as_real(t) if t.is_complex() else t for t in (one, other))
+    return bool(torch.equal(_bytes(bits), _bytes(others)))
+
+
+def _bytes(tensor: Tensor) -> Tensor:
+    return tensor.reshape(-1).clone(memory_format=torch.contiguous_format).view(torch.uint8)
 
 
 class ValueNotKept(Exception):
@@ -27,41 +94,7 @@ class ValueNotKept(Exception):
 def execute(graph: OpGraph, node: OpNode, value_of: Callable[[int], Tensor]) -> list[Tensor]:
     """The results of a node's call, computed from `value_of(parent)` of its parents."""
     assert node.function is not None
-    fetch = _fetcher(graph, node, value_of)
-    args, kwargs = put_together(node.args, node.kwargs, fetch)
-    loud, quiet = writes(node.facts, args, kwargs)
-    if loud or quiet:
-        copies = {
-            id(tensor): copy_of(tensor).detach() for tensor in (*loud, *quiet)
-        }  # autograd does not allow writing a leaf
-        args, kwargs = put_together(node.args, node.kwargs, lambda at: copies.get(id(fetch(at)), fetch(at)))
-        loud = [copies[id(tensor)] for tensor in loud]
-    with circumstances(node, kwargs):
-        return results_of(node.function(*args, **kwargs), loud)
-
-
-@contextmanager
-def undisturbed() -> Iterator[None]:
-    """A `with` block hidden from other recorders, with the user's random state restored."""
-    modes = [_pop_mode() for _ in range(torch._C._len_torch_function_stack())]
-    state = torch.get_rng_state()
-    try:
-        with warnings.catch_warnings(), _disable_current_modes():
-            warnings.simplefilter("ignore")  # they were issued the first time
-            yield
-    finally:
-        torch.set_rng_state(state)
-        for mode in reversed(modes):
-            _push_mode(mode)
-
-
-def pairs_of(pairs: tuple[int | str, ...]) -> dict[str, int]:
-    """Argument → number, from the flat form."""
-    return {str(at): int(number) for at, number in zip(pairs[::2], pairs[1::2], strict=True)}
-
-
-def _fetcher(graph: OpGraph, node: OpNode, value_of: Callable[[int], Tensor]) -> Callable[[str], Tensor]:
-    parents, externals = pairs_of(node.parents), pairs_of(node.externals)
+    parents, externals = dict(pairs(node.parents)), dict(pairs(node.externals))
 
     def fetch(at: str) -> Tensor:
         if at in parents:
@@ -73,7 +106,27 @@ def _fetcher(graph: OpGraph, node: OpNode, value_of: Callable[[int], Tensor]) ->
             raise ValueNotKept(f"{external.name} has changed since")
         return external.value
 
-    return fetch
+    args, kwargs = filled(node.args, node.kwargs, fetch)
+    written, side = writes(node.facts, args, kwargs)
+    if written or side:
+        # Detached: autograd does not allow writing a leaf.
+        copies = {id(tensor): copy_of(tensor).detach() for tensor in (*written, *side)}
+        args, kwargs = filled(node.args, node.kwargs, lambda at: copies.get(id(fetch(at)), fetch(at)))
+        written = [copies[id(tensor)] for tensor in written]
+    with circumstances(node, kwargs):
+        return results_of(node.function(*args, **kwargs), written)
+
+
+@contextmanager
+def undisturbed() -> Iterator[None]:
+    """A `with` block hidden from other recorders, with the user's random state restored."""
+    state = torch.get_rng_state()
+    try:
+        with mode_stack(), warnings.catch_warnings(), _disable_current_modes():
+            warnings.simplefilter("ignore")  # they were issued the first time
+            yield
+    finally:
+        torch.set_rng_state(state)
 
 
 @contextmanager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from types import FunctionType
@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch._ops import OpOverload, OpOverloadPacket
+
+from layerscope.capture.torch.tensor_tree import tensors_of
 
 Function = Callable[..., Any]  # Any: torch's functions have arbitrary arguments and results
 Arguments = Mapping[str, Any]
@@ -28,7 +30,7 @@ _RANDOM = re.compile(
     | (trunc|kaiming|xavier)_.* | orthogonal | sparse | _?sample_dirichlet | _?standard_gamma""",
     re.VERBOSE,
 )
-_SILENT = re.compile(
+_QUERY = re.compile(
     r"""shape | dtype | device | layout | size | n?dim | numel | nelement | stride | storage_offset | names | itemsize
     | nbytes | requires_grad_? | grad_fn | is_leaf | _version | retain_grad | register_.*hook | output_nr | _base
     | (is|has)_(?!inf|nan).* | _is_view | data_ptr | element_size | get_device | (untyped_|_typed_)?storage
@@ -38,18 +40,20 @@ _SILENT = re.compile(
     re.VERBOSE,
 )
 #: Arguments written although neither name nor `inplace` shows it: running statistics, weights renormed by max_norm.
-_WRITES_QUIETLY: Mapping[str, Callable[[Arguments], Sequence[object]]] = {
+_SIDE_WRITES: Mapping[str, Callable[[Arguments], Sequence[object]]] = {
     "batch_norm": lambda a: (a.get("running_mean"), a.get("running_var")) if a.get("training") else (),
     "instance_norm": lambda a: (a.get("running_mean"), a.get("running_var")) if a.get("use_input_stats", True) else (),
     "embedding": lambda a: (a.get("weight"),) if a.get("max_norm") is not None else (),
     "embedding_bag": lambda a: (a.get("weight"),) if a.get("max_norm") is not None else (),
 }
-#: Positional parameters of builtins whose written arguments depend on them.
+#: Positional parameters of builtins whose written arguments or random numbers depend on them.
 _BUILTIN_PARAMETERS = {
+    **dict.fromkeys(
+        ("dropout", "alpha_dropout", "feature_dropout", "feature_alpha_dropout"), ("input", "p", "training")
+    ),
     "batch_norm": ("input", "weight", "bias", "running_mean", "running_var", "training"),
     "instance_norm": ("input", "weight", "bias", "running_mean", "running_var", "use_input_stats"),
 }
-_TRAINING_AT = {"dropout": 2, "alpha_dropout": 2, "feature_dropout": 2, "feature_alpha_dropout": 2}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -59,11 +63,10 @@ class FunctionFacts:
     name: str  # "conv2d", "add" for `add_`, `__iadd__` and `__radd__` alike
     in_place: bool = False  # writes its first argument
     is_random: bool = False  # may draw random numbers
-    is_silent: bool = False  # returns no tensor and changes none: a query, such as `.shape`
+    is_query: bool = False  # returns no tensor and changes none: `.shape`
     leaves_torch: bool = False  # returns values that may be processed outside torch
-    is_composite: bool = False  # a Python function that calls others
     inplace_at: int | None = None  # position of its `inplace` parameter
-    quiet: Callable[[Arguments], Sequence[object]] | None = None
+    side_writes: Callable[[Arguments], Sequence[object]] | None = None
     parameters: tuple[str, ...] = ()  # names of the positional parameters, if known
     mutates: tuple[int | str, ...] = ()  # arguments that the operator's schema marks as written
     may_write: bool = False  # the written arguments depend on the call
@@ -85,14 +88,13 @@ def facts(function: Function) -> FunctionFacts:
         name=name,
         in_place=in_place,
         is_random=_RANDOM.fullmatch(name) is not None,
-        is_silent=_SILENT.fullmatch(raw) is not None,
+        is_query=_QUERY.fullmatch(raw) is not None,
         leaves_torch=raw in ("numpy", "tolist", "__array__", "__dlpack__"),
-        is_composite=inspect.isfunction(function),
         inplace_at=parameters.index("inplace") if "inplace" in parameters else None,
-        quiet=_WRITES_QUIETLY.get(name),
+        side_writes=_SIDE_WRITES.get(name),
         parameters=parameters,
         mutates=mutates,
-        may_write=in_place or bool(mutates) or "inplace" in parameters or name in _WRITES_QUIETLY,
+        may_write=in_place or bool(mutates) or "inplace" in parameters or name in _SIDE_WRITES,
     )
 
 
@@ -126,19 +128,19 @@ def plain_name(raw: str) -> str:
     return raw.rstrip("_") if raw.endswith("_") else raw
 
 
-def draws(known: FunctionFacts, args: Sequence[Any], kwargs: Arguments) -> bool:
-    """Whether a call draws random numbers, according to its arguments."""
-    name = known.name
-    if name == "scaled_dot_product_attention":
-        return bool(kwargs.get("dropout_p", args[4] if len(args) > 4 else 0.0))
-    if name in _TRAINING_AT or "training" in known.parameters:
-        at = known.parameters.index("training") if "training" in known.parameters else _TRAINING_AT[name]
-        return _argument(at, "training", args, kwargs) is not False
-    return True
+def random_state_of(known: FunctionFacts, args: Sequence[Any], kwargs: Arguments) -> Tensor | None:
+    """The state that a call draws its random numbers from; None if its arguments say that it draws none."""
+    if known.name == "scaled_dot_product_attention":
+        draws = bool(kwargs.get("dropout_p", args[4] if len(args) > 4 else 0.0))
+    else:
+        at = known.parameters.index("training") if "training" in known.parameters else None
+        draws = at is None or _argument(at, "training", args, kwargs) is not False
+    generator: torch.Generator = kwargs.get("generator") or torch.default_generator
+    return generator.get_state() if draws else None
 
 
 def writes_first(known: FunctionFacts, args: Sequence[Any], kwargs: Arguments) -> bool:
-    """Whether a call works in place, by its name or its `inplace` argument."""
+    """Whether a call works in place, by its name or by its `inplace` argument."""
     asked = known.inplace_at is not None and _argument(known.inplace_at, "inplace", args, kwargs) is True
     return known.in_place or asked
 
@@ -146,28 +148,15 @@ def writes_first(known: FunctionFacts, args: Sequence[Any], kwargs: Arguments) -
 def writes(known: FunctionFacts, args: Sequence[Any], kwargs: Arguments) -> tuple[list[Tensor], list[Tensor]]:
     """Tensors that the call will write: requested ones, and ones changed as a side effect."""
     written: list[object] = []
-    quiet: list[object] = []
+    side: list[object] = []
     if writes_first(known, args, kwargs):
-        written.append(_first(args, kwargs))
+        written.append(args[0] if args else next(iter(kwargs.values()), None))
     if "out" in kwargs:
         written.append(kwargs["out"])
-    if known.quiet is not None:
-        quiet.extend(known.quiet({**dict(zip(known.parameters, args, strict=False)), **kwargs}))
+    if known.side_writes is not None:
+        side.extend(known.side_writes({**dict(zip(known.parameters, args, strict=False)), **kwargs}))
     written.extend(_argument(at, at, args, kwargs) for at in known.mutates)
-    return list(flat_tensors(written)), list(flat_tensors(quiet))
-
-
-def flat_tensors(value: object) -> Iterator[Tensor]:
-    """The tensors in lists and tuples."""
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            yield from flat_tensors(item)
-
-
-def _first(args: Sequence[object], kwargs: Arguments) -> object:
-    return args[0] if args else next(iter(kwargs.values()), None)
+    return tensors_of(written), tensors_of(side)
 
 
 def _argument(at: int | str, name: int | str, args: Sequence[object], kwargs: Arguments) -> object:
@@ -198,20 +187,13 @@ def _mutated(function: Function, raw: str) -> tuple[int | str, ...]:
         for schema in schemas
         if schema.is_mutable
         for at, argument in enumerate(schema.arguments)
-        if argument.alias_info is not None and argument.alias_info.is_write and not _is_out(schema, argument.name)
+        if argument.alias_info is not None and argument.alias_info.is_write
+        if argument.name != "out" and "out" not in schema.overload_name
     }
     return tuple(at for at in written if at != 0 or not raw.endswith("_"))  # the name shows that the first is written
 
 
-def _is_out(schema: torch._C.FunctionSchema, argument: str) -> bool:
-    return argument == "out" or "out" in schema.overload_name
-
-
 _ASKS = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
-
-
-def _never(*tensors: object) -> bool:
-    return False
 
 
 @lru_cache(maxsize=1024)
@@ -220,7 +202,9 @@ def opened(function: Function) -> Function | None:
     if not isinstance(function, FunctionType):
         return None
     names = set(function.__code__.co_names)
-    asked: dict[str, Any] = {name: _never for name in _ASKS if name in names and name in function.__globals__}
+    asked: dict[str, Any] = {
+        name: lambda *tensors: False for name in _ASKS if name in names and name in function.__globals__
+    }
     if not asked:
         return None
     clone = FunctionType(
@@ -240,7 +224,7 @@ _ATTENTION = ("query", "key", "value")
 def may_take_fused_path(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
     """Whether the module must run untraced to compute the same result as without a tracer.
 
-    A false positive hides some calls and has no other effect.
+    A needless yes hides some calls and does no other harm.
     """
     if module.training:
         return False

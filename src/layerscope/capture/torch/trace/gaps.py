@@ -14,10 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from layerscope.capture.torch.trace.arguments import rebuild
-from layerscope.capture.torch.trace.bit_equality import has_values, same
-from layerscope.capture.torch.trace.compiled_calls import is_compiled
-from layerscope.capture.torch.trace.execute import can_perturb, circumstances, perturbed
+from layerscope.capture.torch.trace.execute import can_perturb, circumstances, has_values, perturbed, same
 from layerscope.capture.torch.trace.memory import copy_of
+from layerscope.capture.torch.trace.module_calls import is_compiled
 from layerscope.capture.torch.trace.tracer import Tracer
 
 _SOURCES = frozenset(("constant", "tensor", "as_tensor", "asarray"))  # nodes that may contain arbitrary values
@@ -26,10 +25,13 @@ _SOURCES = frozenset(("constant", "tensor", "as_tensor", "asarray"))  # nodes th
 class Repeat(NamedTuple):
     """What the trace called, so that it can be called again."""
 
-    call: Callable[[Any, tuple[Any, ...], dict[str, Any], Tracer], object]
     target: Callable[..., Any]
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
+
+    def call(self, tracer: Tracer) -> Any:  # Any: the result of the target
+        """Call it again under a tracer."""
+        return tracer.call(*self)
 
     def obstacle(self, *, asked: bool | None) -> str:
         """Why the forward cannot be repeated; empty if it can."""
@@ -59,11 +61,11 @@ class Repeat(NamedTuple):
         model = target if isinstance(target, nn.Module) else None
         again = tracer.twin(model, keep=lambda facts, _: facts.name in _SOURCES)
         with _same_numbers(tracer), circumstances(tracer.graph.nodes[0]._replace(random_state=None), {}), again:
-            self.call(target, args, kwargs, again)
+            again.call(target, args, kwargs)
         return again
 
 
-def gather(tracer: Tracer, repeat: Repeat | None, *, asked: bool | None) -> tuple[list[int], dict[int, str]]:
+def find_gaps(tracer: Tracer, repeat: Repeat | None, *, asked: bool | None) -> tuple[list[int], dict[int, str]]:
     """Nodes from outside that depend on the inputs, and those for which that is unknown, with the reason."""
     nodes, left = tracer.graph.nodes, tracer.graph.left_torch
     sources = [i for i, node in enumerate(nodes) if node.facts.name in _SOURCES and not node.parents + node.externals]

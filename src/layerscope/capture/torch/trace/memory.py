@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 import weakref
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch._C._functorch import get_unwrapped, is_functorch_wrapped_tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import _disable_current_modes
 
@@ -47,15 +49,9 @@ def storage_of(tensor: Tensor) -> int:
 
 def unwrapped(tensor: Tensor) -> Tensor:
     """The tensor inside functorch's wrappers, such as those of vmap; the tensor itself if it has none."""
-    functorch = torch._C._functorch
-    while functorch.is_functorch_wrapped_tensor(tensor):
-        tensor = functorch.get_unwrapped(tensor)
+    while is_functorch_wrapped_tensor(tensor):
+        tensor = get_unwrapped(tensor)
     return tensor
-
-
-def is_in_transform(tensor: Tensor) -> bool:
-    """Whether the tensor only exists inside a functorch transform."""
-    return bool(torch._C._functorch.is_functorch_wrapped_tensor(tensor))
 
 
 def is_plain(tensor: Tensor) -> bool:
@@ -64,12 +60,12 @@ def is_plain(tensor: Tensor) -> bool:
         tensor.layout is torch.strided
         and not (tensor.is_nested or tensor.is_quantized or tensor.is_meta or tensor.is_conj() or tensor.is_neg())
         and type(tensor).__torch_dispatch__ is Tensor.__torch_dispatch__
-        and not is_in_transform(tensor)
+        and not is_functorch_wrapped_tensor(tensor)
     )
 
 
-def place_of(tensor: Tensor) -> MemorySpan | None:
-    """The region of the tensor; None if unknown."""
+def span_of(tensor: Tensor) -> MemorySpan | None:
+    """The span of the tensor; None if unknown."""
     if not is_plain(tensor):
         return None
     return MemorySpan(tensor.dtype, tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset()))
@@ -77,8 +73,8 @@ def place_of(tensor: Tensor) -> MemorySpan | None:
 
 def is_cut(tensor: Tensor) -> bool:
     """Whether the tensor's memory was made too small for it: reading it would be out of bounds."""
-    place = place_of(tensor)
-    return place is not None and place.extent[1] > tensor.untyped_storage().nbytes()
+    span = span_of(tensor)
+    return span is not None and span.extent[1] > tensor.untyped_storage().nbytes()
 
 
 def overlap(one: MemorySpan, other: MemorySpan) -> bool:
@@ -98,33 +94,32 @@ def covers(one: MemorySpan, other: MemorySpan) -> bool:
 def update(
     old: Tensor | None, written: tuple[Tensor, ...], at: tuple[Any, ...], written_at: tuple[tuple[Any, ...], ...]
 ) -> Tensor:
-    """A tensor after other views of its memory were written; regions are plain tuples.
+    """A tensor after other views of its memory were written; spans are plain tuples.
 
     `old` is None if the first of the writes covers the tensor.
     """
-    place, places = MemorySpan(*at), [MemorySpan(*other) for other in written_at]
-    memory, start = _memory((place, *places), written[0].device)
+    span, spans = MemorySpan(*at), [MemorySpan(*other) for other in written_at]
+    extents = [each.extent for each in (span, *spans)]
+    start = min(first for first, _ in extents) // ALIGNED * ALIGNED
+    size = max(max(last for _, last in extents) - start, 0)
+    memory = torch.zeros(size, dtype=torch.uint8, device=written[0].device)
     if old is not None:
-        _write(memory, start, place, old)
-    for values, other in zip(written, places, strict=True):
+        _write(memory, start, span, old)
+    for values, other in zip(written, spans, strict=True):
         _write(memory, start, other, values)
-    return lay(memory, place, start)
+    return view_at(memory, span, start)
 
 
-@torch.no_grad()
 def alias(tensor: Tensor, at: tuple[Any, ...], other_at: tuple[Any, ...]) -> Tensor:
-    """Another view of a tensor's memory; both regions are plain tuples."""
-    place, other = MemorySpan(*at), MemorySpan(*other_at)
-    memory, start = _memory((place, other), tensor.device)
-    _write(memory, start, place, tensor)
-    return lay(memory, other, start)
+    """Another view of a tensor's memory; both spans are plain tuples."""
+    return update(None, (tensor,), other_at, (at,))
 
 
-def lay(memory: Tensor, place: MemorySpan, start: int) -> Tensor:
+def view_at(memory: Tensor, span: MemorySpan, start: int) -> Tensor:
     """A tensor at its offset in a copy of its memory that begins at byte `start`."""
-    offset = place.offset - start // place.dtype.itemsize if 0 not in place.shape else 0
-    empty = torch.empty(0, dtype=place.dtype, device=memory.device)
-    return empty.set_(memory.untyped_storage(), offset, place.shape, place.stride)
+    offset = span.offset - start // span.dtype.itemsize if 0 not in span.shape else 0
+    empty = torch.empty(0, dtype=span.dtype, device=memory.device)
+    return empty.set_(memory.untyped_storage(), offset, span.shape, span.stride)
 
 
 def copy_of(tensor: Tensor) -> Tensor:
@@ -134,26 +129,21 @@ def copy_of(tensor: Tensor) -> Tensor:
 
 def copies_of(tensors: list[Tensor]) -> list[Tensor]:
     """Copies of tensors that share memory; the copies share memory in the same way."""
-    if torch._C._len_torch_dispatch_stack():  # the user's modes must not see our copies
-        with _disable_current_modes():
-            return _copies_of(tensors)
-    return _copies_of(tensors)
-
-
-def _copies_of(tensors: list[Tensor]) -> list[Tensor]:
-    with torch.no_grad(), torch._C.DisableTorchFunction():
-        places = [place_of(tensor) for tensor in tensors]
-        known = [place.extent for place in places if place is not None and 0 not in place.shape]
+    # The user's modes must not see our copies.
+    outside = _disable_current_modes() if torch._C._len_torch_dispatch_stack() else nullcontext()
+    with outside, torch.no_grad(), torch._C.DisableTorchFunction():
+        spans = [span_of(tensor) for tensor in tensors]
+        known = [span.extent for span in spans if span is not None and 0 not in span.shape]
         if not known:
             return [_marked(tensor.detach().clone(), tensor) for tensor in tensors]
         start = min(first for first, _ in known) // ALIGNED * ALIGNED
         end = max(last for _, last in known)
-        sample = next(t for t, place in zip(tensors, places, strict=True) if place and 0 not in place.shape)
+        sample = next(t for t, span in zip(tensors, spans, strict=True) if span and 0 not in span.shape)
         whole = torch.empty(0, dtype=torch.uint8, device=sample.device)
         memory = whole.set_(sample.untyped_storage(), start, (end - start,), (1,)).clone()
         return [
-            _marked(tensor.detach().clone() if place is None else lay(memory, place, start), tensor)
-            for tensor, place in zip(tensors, places, strict=True)
+            _marked(tensor.detach().clone() if span is None else view_at(memory, span, start), tensor)
+            for tensor, span in zip(tensors, spans, strict=True)
         ]
 
 
@@ -166,18 +156,12 @@ def _marked(copied: Tensor, original: Tensor) -> Tensor:
     return copied
 
 
-def _memory(places: tuple[MemorySpan, ...], device: torch.device) -> tuple[Tensor, int]:
-    start = min(place.extent[0] for place in places) // ALIGNED * ALIGNED
-    end = max(place.extent[1] for place in places)
-    return torch.zeros(max(end - start, 0), dtype=torch.uint8, device=device), start
-
-
-def _write(memory: Tensor, start: int, place: MemorySpan, values: Tensor) -> None:
+def _write(memory: Tensor, start: int, span: MemorySpan, values: Tensor) -> None:
     """Copy values to their position; for an expanded dimension only the first element."""
-    single = tuple(1 if stride == 0 else size for size, stride in zip(place.shape, place.stride, strict=True))
+    single = tuple(1 if stride == 0 else size for size, stride in zip(span.shape, span.stride, strict=True))
     for dimension, size in enumerate(single):
         values = values.narrow(dimension, 0, min(size, values.shape[dimension]))
-    lay(memory, place._replace(shape=single), start).copy_(values)
+    view_at(memory, span._replace(shape=single), start).copy_(values)
 
 
 NO_VERSION = -1  # version of tensors made in inference mode: torch does not count their changes
@@ -187,7 +171,7 @@ class Write(NamedTuple):
     """One write to memory: the node whose call wrote it, and the region."""
 
     node: int
-    place: MemorySpan | None  # None if only the call knows what it wrote: running statistics
+    span: MemorySpan | None  # None if only the call knows what it wrote: running statistics
 
 
 def version_of(tensor: Tensor) -> int:
@@ -224,7 +208,7 @@ class SavedValues:
             memory = storage_id(tensor)
         except (NotImplementedError, RuntimeError):
             memory = self._add_odd(node, tensor)
-            keep = keep and not is_in_transform(tensor)
+            keep = keep and not is_functorch_wrapped_tensor(tensor)
         identity = id(tensor)
         if track:
             self._nodes[identity] = node
@@ -272,10 +256,10 @@ class SavedValues:
     def before_write(self, tensors: list[Tensor]) -> None:
         """Copy kept values in memory that is about to be written."""
         for tensor in tensors:
-            found = self._kept.pop(storage_of(tensor), None)
-            if found is None:
+            kept = self._kept.pop(storage_of(tensor), None)
+            if kept is None:
                 continue
-            nodes = [found] if isinstance(found, int) else found
+            nodes = [kept] if isinstance(kept, int) else kept
             originals = [self.values[node] for node in nodes]
             for node, original, copied in zip(nodes, originals, copies_of(originals), strict=True):
                 self.values[node] = copied
@@ -283,13 +267,13 @@ class SavedValues:
                 if self._nodes.get(id(original)) == node:
                     self._refs[id(original)] = weakref.ref(original)
 
-    def after_write(self, node: int, tensor: Tensor, *, quiet: bool) -> None:
-        """Record that a node's call wrote the tensor's memory."""
+    def after_write(self, node: int, tensor: Tensor, *, known: bool = True) -> None:
+        """Record that a node's call wrote the tensor's memory; `known`: that the whole tensor was written."""
         writes = self.writes.setdefault(storage_of(tensor), [])
-        place = None if quiet else place_of(tensor)
-        if writes and writes[-1].place == place and place is not None:
+        span = span_of(tensor) if known else None
+        if writes and writes[-1].span == span and span is not None:
             writes.pop()  # overwritten
-        writes.append(Write(node, place))
+        writes.append(Write(node, span))
 
     def unseen_writes(self, node: int, tensor: Tensor) -> list[Write]:
         """Writes to the tensor's memory after its node; nodes are numbered in the order of execution."""
@@ -323,7 +307,7 @@ class SavedValues:
 
     def _add_odd(self, node: int, tensor: Tensor) -> int:
         memory = storage_of(tensor)
-        if is_in_transform(tensor) and memory >= 0:
+        if is_functorch_wrapped_tensor(tensor) and memory >= 0:
             inside = StorageWeakRef(unwrapped(tensor).untyped_storage())
             self._inner[memory] = (inside, node)
         return memory

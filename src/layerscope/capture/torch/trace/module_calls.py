@@ -1,10 +1,17 @@
-"""Module calls during a forward. One pair of global hooks serves every tracer of the process."""
+"""Module calls during a forward. One pair of global hooks serves every tracer of the process.
+
+A module compiled by `torch.compile` runs untraced, as one operation. Under a function mode, or after a new global hook,
+torch compiles the code again, and its inner operations use buffers that no call returned. The mode is therefore removed
+while such a module runs.
+"""
 
 from __future__ import annotations
 
 import sys
 import threading
 import warnings
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from types import CodeType, FrameType
 from typing import Any, Protocol
 
@@ -12,6 +19,7 @@ import torch
 from torch import nn
 from torch.compiler import is_compiling
 from torch.nn.modules import module as torch_module
+from torch.overrides import TorchFunctionMode, _pop_mode, _push_mode
 
 from layerscope.capture.core.call_graph import ModuleCall
 
@@ -22,7 +30,7 @@ _GLOBAL_HOOKS: tuple[dict[int, Any], ...] = (
     torch_module._global_forward_hooks,
     torch_module._global_forward_hooks_always_called,
 )
-_ANNOYANCE = r"Using `torch.compile\(module\)` when there are global hooks"  # our own hooks, which do not interfere
+_HOOK_WARNING = r"Using `torch.compile\(module\)` when there are global hooks"  # our own hooks, which do not interfere
 
 Frames = tuple[CodeType | int, ...]  # code, last instruction, code, last instruction …; innermost first
 
@@ -81,7 +89,7 @@ class _Switchboard:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._count = 0
-        self._hooks = (self._before, self._after)  # one object each, and one number: compiled code checks both
+        self._hooks = (self._before, self._after, True)  # one object each, and one number: compiled code checks both
         self._local = threading.local()
         self._everywhere: tuple[ModuleCallListener, ...] = ()
 
@@ -94,11 +102,9 @@ class _Switchboard:
                 self._everywhere = (*self._everywhere, listener)
             self._count += 1
             if self._count == 1:
-                torch_module._global_forward_pre_hooks[_NUMBER], torch_module._global_forward_hooks[_NUMBER] = (
-                    self._hooks
-                )
-                torch_module._global_forward_hooks_always_called[_NUMBER] = True
-                warnings.filterwarnings("ignore", _ANNOYANCE)
+                for hooks, hook in zip(_GLOBAL_HOOKS, self._hooks, strict=True):
+                    hooks[_NUMBER] = hook
+                warnings.filterwarnings("ignore", _HOOK_WARNING)
                 self._filter = warnings.filters[0]
 
     def disconnect(self, listener: ModuleCallListener) -> None:
@@ -140,3 +146,99 @@ class _Switchboard:
 
 
 switchboard = _Switchboard()
+
+
+def is_compiled(module: nn.Module) -> bool:
+    """Whether a call of the module runs compiled code, from `torch.compile(module)` or `module.compile()`."""
+    return type(module).__name__ == "OptimizedModule" or module._compiled_call_impl is not None
+
+
+@contextmanager
+def mode_stack() -> Iterator[list[TorchFunctionMode]]:
+    """The function modes of the thread, lowest first: inactive in the block, then active again as the list has them."""
+    modes = [_pop_mode() for _ in range(torch._C._len_torch_function_stack())][::-1]
+    try:
+        yield modes
+    finally:
+        for mode in modes:
+            _push_mode(mode)
+
+
+@contextmanager
+def without_mode(mode: TorchFunctionMode) -> Iterator[None]:
+    """Run a block without one of the function modes."""
+    with mode_stack() as modes:
+        index = modes.index(mode)
+        modes.remove(mode)
+    try:
+        yield
+    finally:
+        with mode_stack() as modes:
+            modes.insert(index, mode)
+
+
+def move_to_bottom(mode: TorchFunctionMode) -> None:
+    """Move an entered mode below all others, so that blocks entered before it may exit before it.
+
+    The mode of `set_default_device` stays below: torch looks for it there. That of a `with torch.device(…)` block does
+    not: at its end the block pops the topmost mode.
+    """
+    with mode_stack() as modes:
+        modes.remove(mode)
+        default = getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)
+        modes.insert(int(default is not None and modes[:1] == [default]), mode)
+
+
+def remove_mode(mode: TorchFunctionMode) -> None:
+    """Remove a mode from this thread's stack, at any position, if it is there."""
+    with mode_stack() as modes:
+        modes[:] = [other for other in modes if other is not mode]
+
+
+class _Announcer:
+    """Notifies tracers of modules compiled in place, for which torch calls no global hook."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._originals: dict[nn.Module, tuple[Callable[..., Any], int]] = {}
+
+    def connect(self, modules: Iterable[nn.Module]) -> list[nn.Module]:
+        """Announce the calls of modules compiled in place; returns them, for `disconnect`."""
+        with self._lock:
+            compiled = [module for module in modules if module._compiled_call_impl is not None]
+            for module in compiled:
+                original, count = self._originals.get(module, (module._compiled_call_impl, 0))
+                assert original is not None
+                self._originals[module] = original, count + 1
+                if count == 0:
+                    module._compiled_call_impl = _announced(module, original)
+            return compiled
+
+    def disconnect(self, modules: Iterable[nn.Module]) -> None:
+        """Undo `connect`."""
+        with self._lock:
+            for module in modules:
+                original, count = self._originals.pop(module)
+                if count > 1:
+                    self._originals[module] = original, count - 1
+                else:
+                    module._compiled_call_impl = original
+
+
+def _announced(module: nn.Module, original: Callable[..., Any]) -> Callable[..., Any]:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        listeners = () if is_compiling() else switchboard.listeners()
+        frame, result = sys._getframe(), None
+        for listener in listeners:
+            listener.before_module(module, args, frame)
+        try:
+            result = original(*args, **kwargs)
+        finally:
+            for listener in reversed(listeners):
+                listener.after_module(module, result, frame)
+        return result
+
+    return call
+
+
+announcer = _Announcer()

@@ -13,10 +13,11 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch._C._functorch import get_unwrapped, is_functorch_wrapped_tensor
 
 from layerscope.capture.core.call_graph import CallStack
 from layerscope.capture.torch.tensor_tree import shape_of_nested
-from layerscope.capture.torch.trace.arguments import HOLE, Found
+from layerscope.capture.torch.trace.arguments import HOLE, FlatTensors
 from layerscope.capture.torch.trace.functions import Function, FunctionFacts, facts, source
 from layerscope.capture.torch.trace.memory import (
     SavedValues,
@@ -24,9 +25,8 @@ from layerscope.capture.torch.trace.memory import (
     alias,
     copy_of,
     covers,
-    is_in_transform,
     overlap,
-    place_of,
+    span_of,
     storage_of,
     unwrapped,
     update,
@@ -121,8 +121,8 @@ def _may_share(one: Tensor, other: Tensor) -> bool:
         return True
     if storage_of(one) != storage_of(other):
         return False  # the named one was moved
-    place, other_place = place_of(one), place_of(other)
-    return place is None or other_place is None or overlap(place, other_place)
+    span, other_span = span_of(one), span_of(other)
+    return span is None or other_span is None or overlap(span, other_span)
 
 
 class OpGradients(dict[int, list[Tensor]]):
@@ -134,12 +134,10 @@ class OpGradients(dict[int, list[Tensor]]):
         self._leaves: list[object] = []  # autograd drops the node of a leaf that no graph has used yet
         self._me = weakref.ref(self)
 
-    def awaits(self, node: int) -> bool:
-        """Whether the node's gradient is recorded."""
-        return node in self._hooked
-
     def await_node(self, node: int, tensor: Tensor) -> None:
         """Record the gradient of a node's tensor in every later backward."""
+        if node in self._hooked or is_functorch_wrapped_tensor(tensor):
+            return
         function = tensor.grad_fn
         if function is None:
             function = _accumulator(tensor)
@@ -152,11 +150,6 @@ class OpGradients(dict[int, list[Tensor]]):
     def let_go(self) -> None:
         """Release all leaves: the autograd graph keeps them alive, if there is one."""
         self._leaves.clear()
-
-    def total(self, node: int) -> Tensor | None:
-        """The sum over all backwards; None if none reached the node."""
-        found = self.get(node)
-        return None if not found else torch.stack(tuple(found)).sum(0) if len(found) > 1 else found[0]
 
 
 def _accumulator(tensor: Tensor) -> torch.autograd.graph.Node | None:
@@ -240,13 +233,6 @@ class Nodes:
     def __iter__(self) -> Iterator[OpNode]:
         return (self[index] for index in range(len(self.rows)))
 
-    def replace(self, index: int, **fields: Any) -> None:  # Any: each field has its own type
-        """Replace fields of a node."""
-        node = self[index]._replace(**fields)
-        call = next(number for number, call in enumerate(self.calls) if call is node.module)
-        kwargs = tuple(part for pair in node.kwargs.items() for part in pair)
-        self.rows[index] = (self.maker(node.facts, node.function), node.args, kwargs, *node[4:6], call, *node[7:])
-
 
 Keep = bool | Callable[[FunctionFacts, OpModuleCall], bool]
 Pairs = tuple[int | str, ...]  # argument, number, argument, number …
@@ -273,13 +259,13 @@ class OpGraph:
         """The current module call; outside all modules, the enclosing block."""
         return self.stack.current or self.nodes.calls[0]
 
-    def resolve(self, found: Found) -> tuple[Pairs, Pairs]:
+    def resolve(self, tensors: FlatTensors) -> tuple[Pairs, Pairs]:
         """The nodes, parameters and buffers of a call's tensors."""
         parents: list[int | str] = []
         externals: list[int | str] = []
         numbers, writes = self.externals.numbers, self.memory.writes
-        for i in range(0, len(found), 2):
-            at, tensor = found[i], found[i + 1]
+        for i in range(0, len(tensors), 2):
+            at, tensor = tensors[i], tensors[i + 1]
             if id(tensor) in numbers:
                 number = self.externals.number_of(tensor)
                 externals.append(at)
@@ -306,7 +292,7 @@ class OpGraph:
             memory.unproven.add(node)
             return self._add_seen("update", tensor, ("0", node))
         if self._wants_gradients and tensor.requires_grad:
-            self._await_gradient(node, tensor)
+            self.gradients.await_node(node, tensor)
         return node
 
     def knows(self, tensor: Tensor) -> bool:
@@ -338,7 +324,7 @@ class OpGraph:
             )  # fmt: skip
             self.memory.add(node, tensor, keep=keep, track=track)
             if self._wants_gradients and grad_mode and tensor.requires_grad:
-                self._await_gradient(node, tensor)
+                self.gradients.await_node(node, tensor)
         return lead
 
     def borrow(self, tensor: Tensor, borrower: int, maker: int) -> None:
@@ -373,9 +359,9 @@ class OpGraph:
 
     def add_outside(self, tensor: Tensor) -> int:
         """Add a node for a tensor whose creation was not observed; its memory may reveal its origin."""
-        if is_in_transform(tensor):
-            inner = torch._C._functorch.get_unwrapped(tensor)
-            parent = self.node_of(inner) if is_in_transform(inner) or self.knows(inner) else None
+        if is_functorch_wrapped_tensor(tensor):
+            inner = get_unwrapped(tensor)
+            parent = self.node_of(inner) if is_functorch_wrapped_tensor(inner) or self.knows(inner) else None
             parent = self.memory.neighbor_of(unwrapped(tensor)) if parent is None else parent
         else:
             parent = self.memory.neighbor_of(tensor)
@@ -393,65 +379,65 @@ class OpGraph:
         self.memory.before_write(tensors)
         self.externals.before_write(tensors, len(self.nodes))
 
-    def after_write(self, lead: int, loud: list[Tensor], quiet: list[Tensor]) -> None:
+    def after_write(self, lead: int, written: list[Tensor], side: list[Tensor]) -> None:
         """Record what a call wrote: its results, and other tensors as a side effect.
 
         Parameters and buffers are copied: they outlive the forward and change again.
         """
-        self.externals.after_write(lead, loud + quiet)
-        self.memory.before_write([tensor for tensor in loud if self.externals.has(tensor)])
-        for tensor in loud:
+        self.externals.after_write(lead, written + side)
+        self.memory.before_write([tensor for tensor in written if self.externals.has(tensor)])
+        for tensor in written:
             node = self.memory.node_of(tensor)
-            self.memory.after_write(lead if node is None else node, tensor, quiet=False)
-        for tensor in quiet:
-            self.memory.after_write(len(self.nodes) - 1, tensor, quiet=True)
+            self.memory.after_write(lead if node is None else node, tensor)
+        for tensor in side:
+            self.memory.after_write(len(self.nodes) - 1, tensor, known=False)
 
     def _is_written(self, number: int, tensor: Tensor) -> bool:
         """Whether a recorded call wrote the parameter or buffer, so that it has a node."""
         if self.knows(tensor):
             return True
         unseen = self.memory.unseen_writes(self.externals.all[number].since, tensor)
-        place = place_of(tensor)
-        writes = [write for write in unseen if place and write.place and overlap(write.place, place)]
+        span = span_of(tensor)
+        writes = [write for write in unseen if span and write.span and overlap(write.span, span)]
         if writes:
             self._add_update((), ("0", number), tensor, writes)
         return bool(writes)
 
     def _catch_up(self, node: int, tensor: Tensor, unseen: list[Write]) -> int:
         """The node of a tensor whose memory was written through other tensors meanwhile."""
-        place = place_of(tensor)
-        writes = [write for write in unseen if not (place and write.place) or overlap(write.place, place)]
+        span = span_of(tensor)
+        writes = [write for write in unseen if not (span and write.span) or overlap(write.span, span)]
         if not writes:
             self.memory.refresh(node, tensor)
             return node
-        if place is None or any(write.place is None for write in writes):
+        if span is None or any(write.span is None for write in writes):
             parents = ("0", node, *(part for at, write in enumerate(writes) for part in (str(at + 1), write.node)))
             return self._add_seen("update", tensor, parents)
         return self._add_update(("0", node), (), tensor, writes)
 
     def _add_update(self, old: Pairs, old_external: Pairs, tensor: Tensor, writes: list[Write]) -> int:
         """Add a node for a tensor that was changed through other views of its memory."""
-        place = place_of(tensor)
-        assert place is not None
-        covering = [at for at, write in enumerate(writes) if write.place is not None and covers(write.place, place)]
+        span = span_of(tensor)
+        assert span is not None
+        covering = [at for at, write in enumerate(writes) if write.span is not None and covers(write.span, span)]
         if covering:  # the previous content is completely overwritten
             writes = writes[covering[-1] :]
             old = old_external = ()
             if len(writes) == 1:
                 return self._add_alias(writes[0].node, tensor)
         parents = (*old, *(part for at, write in enumerate(writes) for part in (f"1.{at}", write.node)))
-        places = tuple(tuple(write.place) for write in writes if write.place is not None)
-        args = (HOLE if not covering else None, (HOLE,) * len(writes), tuple(place), places)
+        spans = tuple(tuple(write.span) for write in writes if write.span is not None)
+        args = (HOLE if not covering else None, (HOLE,) * len(writes), tuple(span), spans)
         call = self._row(facts(update), update, args, (parents, old_external))
         return self.add(call, (0.0, None), [tensor])
 
     def _add_alias(self, parent: int, tensor: Tensor) -> int:
         """Add a node for a tensor that is another view of a node's memory."""
         original = self.memory.values.get(parent)
-        place, other = place_of(tensor), None if original is None else place_of(original)
-        if place is None or other is None or not covers(other, place):
+        span, other = span_of(tensor), None if original is None else span_of(original)
+        if span is None or other is None or not covers(other, span):
             return self._add_seen("alias", tensor, ("0", parent))
-        call = self._row(facts(alias), alias, (HOLE, tuple(other), tuple(place)), (("0", parent), ()))
+        call = self._row(facts(alias), alias, (HOLE, tuple(other), tuple(span)), (("0", parent), ()))
         return self.add(call, (0.0, None), [tensor])
 
     def _add_seen(self, name: str, tensor: Tensor, parents: Pairs, externals: Pairs = ()) -> int:
@@ -463,10 +449,6 @@ class OpGraph:
         self, about: FunctionFacts, function: Function | None, args: tuple[Any, ...], pairs: tuple[Pairs, Pairs]
     ) -> Row:
         return self.nodes.maker(about, function), args, (), *pairs, self.module.index, ()
-
-    def _await_gradient(self, node: int, tensor: Tensor) -> None:
-        if not self.gradients.awaits(node) and not is_in_transform(tensor):
-            self.gradients.await_node(node, tensor)
 
 
 def _autocast() -> str | None:

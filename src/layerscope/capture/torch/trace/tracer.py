@@ -4,18 +4,26 @@ from __future__ import annotations
 
 import sys
 import time
+from contextlib import ExitStack
 from types import FrameType
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from layerscope.capture.torch.tensor_tree import gather
-from layerscope.capture.torch.trace.compiled_calls import CompiledCalls, announcer, is_compiled, leave
+from layerscope.capture.torch.tensor_tree import tensors_of
 from layerscope.capture.torch.trace.functions import Function, may_take_fused_path
-from layerscope.capture.torch.trace.module_calls import OpModuleCall, frames_between, switchboard
-from layerscope.capture.torch.trace.op_graph import Keep, OpGraph
+from layerscope.capture.torch.trace.module_calls import (
+    OpModuleCall,
+    announcer,
+    frames_between,
+    is_compiled,
+    remove_mode,
+    switchboard,
+    without_mode,
+)
+from layerscope.capture.torch.trace.op_graph import Keep, OpGraph, Row
 from layerscope.capture.torch.trace.op_recorder import OpRecorder, unwatched
 
 
@@ -39,7 +47,7 @@ class Tracer:
         self.model = model
         self.random_state = torch.get_rng_state()
         self._paths: dict[nn.Module, str] = {}
-        self._closed: Closed | None = None
+        self._opaque: OpaqueCall | None = None
         self._late: dict[nn.Module, RemovableHandle] = {}
         self._announced: list[nn.Module] = []
         self._began = 0.0
@@ -49,11 +57,6 @@ class Tracer:
     def twin(self, model: nn.Module | None = None, **options: object) -> Tracer:
         """Another tracer of the same model, or of a copy, with changed options."""
         return Tracer(model or self.model, **(self._options | options))  # type: ignore[arg-type]  # each has its own type
-
-    @property
-    def gradients(self) -> dict[int, list[Tensor]]:
-        """Node → its gradients, one per backward that reached it, including later backwards."""
-        return self.graph.gradients
 
     def __enter__(self) -> Tracer:
         self.calls[0].entry = _below_user(sys._getframe(1))
@@ -65,10 +68,10 @@ class Tracer:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        if self._closed is not None:  # left by an interrupt, which module hooks do not see
-            self._closed.reopen()
-            self._closed = None
-        leave(self.ops)
+        if self._opaque is not None:  # left by an interrupt, which module hooks do not see
+            self._opaque.end()
+            self._opaque = None
+        remove_mode(self.ops)
         announcer.disconnect(self._announced)
         switchboard.disconnect(self)
         self.elapsed_s = time.perf_counter() - self._began
@@ -82,39 +85,41 @@ class Tracer:
     def add_inputs(self, values: object) -> None:
         """Add input nodes for the tensors passed to the forward."""
         with unwatched():
-            for tensor in gather(values, []):
+            for tensor in tensors_of(values):
                 if not self.graph.knows(tensor) and not self.graph.externals.has(tensor):
                     self.graph.add_input(tensor)
 
     def add_outputs(self, values: object) -> None:
         """Add output nodes for the tensors that the forward returns."""
         with unwatched():
-            for tensor in gather(values, []):
+            for tensor in tensors_of(values):
                 self.graph.add_output(tensor)
 
-    def run_closed(self, function: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
-        """Run a compiled function untraced, as one operation; returns its result."""
-        with unwatched():
-            taken = self.ops.taken(args, kwargs)
-        absence = CompiledCalls(self.ops)
-        try:
-            result = function(*args, **kwargs)
-        finally:
-            absence.end()
-        with unwatched():
-            self.ops.add_closed(function, str(getattr(function, "__name__", "compiled")), taken, result)
+    def call(self, target: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # Any: its result
+        """Call the target; a model's inputs and outputs are noted when the model itself is called."""
+        if isinstance(target, nn.Module):
+            return target(*args, **kwargs)
+        self.add_inputs((args, kwargs))
+        if hasattr(target, "_torchdynamo_orig_callable"):  # compiled: runs without the mode and is one operation
+            with unwatched():
+                arguments = self.ops.arguments_of(args, kwargs)
+            with without_mode(self.ops):
+                result = target(*args, **kwargs)
+            with unwatched():
+                self.ops.add_opaque(target, str(getattr(target, "__name__", "compiled")), arguments, result)
+        else:
+            result = target(*args, **kwargs)
+        self.add_outputs(result)
         return result
 
     def failing_call(self, error: BaseException) -> str | None:
         """The function that raised the error, and the module around it; None if no recorded call did."""
-        failing = self.ops.failing
-        if failing is None or failing.error != id(error):
-            return None
-        return f"{failing.function} in {failing.module}" if failing.module else failing.function
+        identity, call = self.ops.failing or (None, None)
+        return call if identity == id(error) else None
 
     def before_module(self, module: nn.Module, args: tuple[Any, ...], frame: FrameType) -> None:
         """Begin the call of a module."""
-        if self._closed is not None or not self.ops.is_looking():
+        if self._opaque is not None or not self.ops.is_looking():
             return
         path = self._path(module)
         around = self.graph.module
@@ -137,21 +142,21 @@ class Tracer:
         call.began = time.perf_counter()
         if (compiled := is_compiled(module)) or may_take_fused_path(module, args, kwargs):
             with unwatched():
-                taken = self.ops.taken(args, dict(kwargs))
-            self._closed = Closed(module, taken, self.ops if compiled else None)
+                arguments = self.ops.arguments_of(args, dict(kwargs))
+            self._opaque = OpaqueCall(module, arguments, self.ops if compiled else None)
 
     def after_module(self, module: nn.Module, result: object, frame: FrameType) -> None:
         """End the call of a module, unless its own hooks still have to run."""
-        closed = self._closed
-        if closed is None and not self.ops.is_looking():
+        opaque = self._opaque
+        if opaque is None and not self.ops.is_looking():
             return
-        if closed is not None:
-            if closed.module is not module:
+        if opaque is not None:
+            if opaque.module is not module:
                 return
-            self._closed = None
-            closed.reopen()
+            self._opaque = None
+            opaque.end()
             with unwatched():
-                self.ops.add_closed(closed.function, type(module).__name__, closed.arguments, result)
+                self.ops.add_opaque(opaque.function, type(module).__name__, opaque.arguments, result)
         if module not in self._late:
             self._end(module, result, frame)
 
@@ -165,7 +170,7 @@ class Tracer:
         with unwatched():
             if call.first_node == len(self.graph.nodes) and call.inputs:
                 self._add_unseen(module, result, frame)
-            outputs = gather(result, [])
+            outputs = tensors_of(result)
             self.graph.give_back(outputs)
             call.outputs = self._nodes_of(outputs)
         call.entry = None
@@ -176,13 +181,13 @@ class Tracer:
 
     def _add_unseen(self, module: nn.Module, result: object, frame: FrameType) -> None:
         """Add one node for a module without visible torch calls: scripted or compiled."""
-        if not all(map(self.graph.can_place, gather(result, []))):
-            taken = self.ops.taken(frame.f_locals.get("args", ()), dict(frame.f_locals.get("kwargs", {})))
-            self.ops.add_closed(module.forward, type(module).__name__, taken, result)
+        if not all(map(self.graph.can_place, tensors_of(result))):
+            arguments = self.ops.arguments_of(frame.f_locals.get("args", ()), dict(frame.f_locals.get("kwargs", {})))
+            self.ops.add_opaque(module.forward, type(module).__name__, arguments, result)
 
     def _nodes_of(self, values: object) -> tuple[int, ...]:
         node_of = self.graph.memory.node_of
-        nodes = [node_of(tensor) for tensor in gather(values, [])]
+        nodes = [node_of(tensor) for tensor in tensors_of(values)]
         return tuple([node for node in nodes if node is not None])
 
     def _learn(self, model: nn.Module, prefix: str) -> None:
@@ -198,31 +203,23 @@ class Tracer:
         path = self._paths.get(module)
         if path is None:
             name = type(module).__name__.lower()
-            taken = sum(other == name or other.startswith(f"{name}-") for other in self.classes)
-            path = f"{name}-{taken + 1}" if taken else name
+            used = sum(other == name or other.startswith(f"{name}-") for other in self.classes)
+            path = f"{name}-{used + 1}" if used else name
             self._learn(module, path)
         return path
 
 
-class Closed:
+class OpaqueCall:
     """A module call that runs untraced."""
 
-    def __init__(self, module: nn.Module, arguments: tuple[Any, ...], compiled_under: OpRecorder | None) -> None:
+    def __init__(self, module: nn.Module, arguments: Row, compiled_under: OpRecorder | None) -> None:
         self.module = module
         self.arguments = arguments
         hooked = bool(module._forward_pre_hooks)  # they may change the arguments unobserved
         self.function: Function | None = module._compiled_call_impl or (None if hooked else module.forward)
-        self._absence = None if compiled_under is None else CompiledCalls(compiled_under)
-        self._guard = torch._C.DisableTorchFunction()
-        if compiled_under is None:
-            self._guard.__enter__()
-
-    def reopen(self) -> None:
-        """Resume tracing."""
-        if self._absence is None:
-            self._guard.__exit__(None, None, None)
-        else:
-            self._absence.end()
+        self._block = ExitStack()
+        self._block.enter_context(unwatched() if compiled_under is None else without_mode(compiled_under))
+        self.end = self._block.close
 
 
 def _below_user(frame: FrameType | None) -> FrameType | None:

@@ -2,32 +2,30 @@
 
 from __future__ import annotations
 
+import re
+from collections import ChainMap, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
 
 from layerscope.capture.torch.trace.arguments import holes
-from layerscope.capture.torch.trace.bit_equality import difference, has_values, same
-from layerscope.capture.torch.trace.execute import ValueNotKept, can_perturb, execute, pairs_of, perturbed, undisturbed
-from layerscope.capture.torch.trace.gaps import Repeat, gather
-from layerscope.capture.torch.trace.op_graph import OpNode
+from layerscope.capture.torch.trace.execute import (
+    ValueNotKept,
+    can_perturb,
+    difference,
+    execute,
+    has_values,
+    perturbed,
+    same,
+    undisturbed,
+)
+from layerscope.capture.torch.trace.gaps import Repeat, find_gaps
+from layerscope.capture.torch.trace.op_graph import OpNode, pairs
 from layerscope.capture.torch.trace.tracer import Tracer
 from layerscope.model.trace_record import Operation, TraceRecord
 
-_UNINITIALISED = frozenset(
-    (
-        "empty",
-        "empty_like",
-        "empty_strided",
-        "empty_permuted",
-        "new",
-        "new_empty",
-        "new_empty_strided",
-        "resize",
-        "resize_as",
-    )
-)
+_UNINITIALIZED = re.compile(r"(new_)?empty(_like|_strided|_permuted)?|new|resize(_as)?")
 _SOURCES = ("input", "constant")
 _DUAL = ("_make_dual", "_unpack_dual")  # functions of forward-mode automatic differentiation
 #: Threads of a parallel kernel add in the order in which they arrive; nothing else may differ at all.
@@ -53,14 +51,14 @@ class ValidationReport:
 
     checked: int  # operations that returned the same values again
     perturbed: int  # parents shown to matter
-    faults: tuple[ValidationRemark, ...]
-    unchecked: tuple[ValidationRemark, ...]  # operations that could not be executed again, with the reason
-    ignored: tuple[ValidationRemark, ...]  # parents that made no difference, such as those of `zeros_like`
-    tolerated: tuple[
-        ValidationRemark, ...
-    ]  # results that agree except for rounding, because the kernel's order of summation is undefined
     without_values: int  # operations on meta or fake tensors: only their structure and shapes could be checked
     resumed: bool  # executing the whole graph from the inputs returned the same outputs
+    faults: tuple[ValidationRemark, ...] = ()
+    unchecked: tuple[ValidationRemark, ...] = ()  # operations that could not be executed again, with the reason
+    ignored: tuple[ValidationRemark, ...] = ()  # parents that made no difference, such as those of `zeros_like`
+    tolerated: tuple[
+        ValidationRemark, ...
+    ] = ()  # differences by rounding: the kernel's order of summation is undefined
     gaps: tuple[ValidationRemark, ...] = ()  # tensors that entered from outside and depend on the inputs, or may
     outside: tuple[ValidationRemark, ...] = ()  # tensors that entered from outside, for which that is unknown
 
@@ -76,7 +74,7 @@ class ValidationReport:
     def verdict(self) -> str:
         """The result as text."""
         if self.faults:
-            return f"WRONG in {len(self.faults)} places"
+            return f"WRONG in {len(self.faults)} operations"
         if self.gaps:
             return f"NOT COMPLETE, for {len(self.gaps)} tensors that come from the inputs, or may, entered unseen"
         if not self:
@@ -116,33 +114,21 @@ def validate(
     with undisturbed():
         checker = _Checker(tracer, record)
         checker.check_structure()
-        for lead in checker.calls():
-            checker.check_call(lead)
+        for index, node in enumerate(tracer.graph.nodes):
+            if node.lead == index:
+                checker.check_call(index, node)
         checker.check_stale()
-        checker.check_outputs()
-        resumed = checker.resume()
-        gaps, outside = checker.check_outside(*gather(tracer, repeat, asked=rerun))
-    return ValidationReport(
-        checked=len(checker.right),
-        perturbed=checker.perturbed,
-        faults=tuple(checker.faults),
-        unchecked=tuple(checker.unchecked),
-        ignored=tuple(checker.ignored),
-        tolerated=tuple(checker.tolerated),
-        without_values=checker.without_values,
-        resumed=resumed,
-        gaps=tuple(gaps),
-        outside=tuple(outside),
-    )
+        resumed = checker.check_outputs()
+        checker.check_outside(*find_gaps(tracer, repeat, asked=rerun))
+    remarks = {name: tuple(remarks) for name, remarks in checker.remarks.items()}
+    return ValidationReport(len(checker.right), checker.perturbed, checker.without_values, resumed, **remarks)
 
 
 class _Checker:
     def __init__(self, tracer: Tracer, record: TraceRecord) -> None:
         self._graph = tracer.graph
         kept, self._lost = tracer.graph.memory.values, tracer.graph.memory.lost()
-        self._values = (
-            {index: value for index, value in kept.items() if index not in self._lost} if self._lost else kept
-        )
+        self._values = {index: value for index, value in kept.items() if index not in self._lost}
         self._nodes = list(tracer.graph.nodes)
         self._record = record
         self._edited = tracer.ops.editor.edited if tracer.ops.editor is not None else frozenset()
@@ -150,100 +136,86 @@ class _Checker:
         self.right: set[int] = set()  # first nodes of calls that returned the same again
         self.perturbed = 0
         self.without_values = 0
-        self.faults: list[ValidationRemark] = []
-        self.unchecked: list[ValidationRemark] = []
-        self.ignored: list[ValidationRemark] = []
-        self.tolerated: list[ValidationRemark] = []
-
-    def calls(self) -> Iterator[int]:
-        """The first node of every call."""
-        return (index for index, node in enumerate(self._nodes) if node.lead == index)
+        self.remarks: defaultdict[str, list[ValidationRemark]] = defaultdict(list)  # by the field of the report
 
     def check_structure(self) -> None:
         """The record matches the graph; every tensor argument is a node, a parameter or a buffer."""
         operations = self._record.operations
         if len(operations) != len(self._nodes):
-            self._fault(0, f"the record has {len(operations)} operations, and {len(self._nodes)} were seen")
+            self._add("faults", 0, f"the record has {len(operations)} operations, and {len(self._nodes)} were seen")
         for index, (node, operation) in enumerate(zip(self._nodes, operations, strict=False)):
             for text in _structure(index, node, operation):
-                self._fault(index, text)
+                self._add("faults", index, text)
             value = self._values.get(index)
             if value is not None and not value.is_nested and tuple(value.shape) != node.shape:
-                self._fault(index, f"its value has shape {tuple(value.shape)}, and it gave {node.shape}")
+                self._add("faults", index, f"its value has shape {tuple(value.shape)}, and it returned {node.shape}")
 
-    def check_call(self, lead: int) -> None:
+    def check_call(self, lead: int, node: OpNode) -> None:
         """One call returns the same again, and something else if a parent changes."""
-        node = self._nodes[lead]
         if node.function is None:
             if node.facts.name not in (*_SOURCES, "output"):
-                self._unchecked(lead, "how it came about was not seen")
+                self._add("unchecked", lead, "how it came about was not seen")
             return
         if (reason := self._hindrance(lead, node)) is not None:
-            self._unchecked(lead, reason)
+            self._add("unchecked", lead, reason)
             return
         results = self._again(lead, node)
         if results is None:
             return
-        if (wrong := self._differing(lead, results)) is not None:
-            self._judge(wrong, node, results[wrong - lead])
-            return
+        for index, result in enumerate(results, lead):
+            if index in self._values and not same(self._values[index], result):
+                self._judge(index, node, result)
+                return
         if any(has_values(self._values[index]) for index in self._results(lead) if index in self._values):
             self.right.add(lead)
             self._check_parents(lead, node, results)
         else:
             self.without_values += 1
-            self._unchecked(lead, "its shape is right, and values are not there: it ran on meta or fake tensors")
+            self._add("unchecked", lead, "its shape is right, and values are not there: it ran on meta or fake tensors")
 
     def check_stale(self) -> None:
-        """A value that torch counts as changed is right only if executing its call again returned it."""
+        """A value that torch counts as changed is right only if executing its call again returns it."""
         for index in sorted(self._stale):
             if self._nodes[index].lead not in self.right and has_values(self._values[index]):
-                self._fault(index, "its value was overwritten after it was kept")
+                self._add("faults", index, "its value was overwritten after it was kept")
 
-    def check_outputs(self) -> None:
-        """An output equals the value of its parent."""
-        for index, node in enumerate(self._nodes):
-            parents = [*pairs_of(node.parents).values()]
-            if node.facts.name == "output" and node.function is None and parents:
-                value, parent = self._values.get(index), self._values.get(parents[0])
-                if value is not None and parent is not None and not same(value, parent):
-                    self._fault(index, f"it differs from operation {parents[0]}, which gave it")
-
-    def resume(self) -> bool:
-        """The outputs, computed again from the inputs as far as possible."""
-        values: dict[int, Tensor] = {}
-
-        def value_of(index: int) -> Tensor:
-            return values[index] if index in values else self._values[index]
-
+    def check_outputs(self) -> bool:
+        """An output equals the value of its parent; returns whether it does, too, when computed from the inputs."""
+        again: dict[int, Tensor] = {}
         for lead in sorted(self.right):
-            for position, result in enumerate(execute(self._graph, self._nodes[lead], value_of)):
-                values[lead + position] = result
-        outputs = [index for index, node in enumerate(self._nodes) if node.facts.name == "output" and node.parents]
+            results = execute(self._graph, self._nodes[lead], ChainMap(again, self._values).__getitem__)
+            again.update(enumerate(results, lead))
         resumed = True
-        for index in outputs:
-            parent = int(self._nodes[index].parents[1])
-            if index in self._values and not has_values(self._values[index]):
+        for index, node in enumerate(self._nodes):
+            if (
+                node.facts.name != "output"
+                or node.function is not None
+                or not node.parents
+                or index not in self._values
+            ):
+                continue
+            value, parent = self._values[index], node.parents[1]
+            if parent in self._values and not same(value, self._values[parent]):
+                self._add("faults", index, f"it differs from operation {parent}, which returned it")
+            if not has_values(value):
                 resumed = False
-            elif parent in values and index in self._values and not same(values[parent], self._values[index]):
-                self._fault(index, "it does not come out again when the pass is computed from its inputs")
+            elif parent in again and not same(again[parent], value):
+                self._add("faults", index, "it does not come out again when the pass is computed from its inputs")
                 resumed = False
         return resumed
 
-    def check_outside(
-        self, dependent: list[int], unknown: dict[int, str]
-    ) -> tuple[list[ValidationRemark], list[ValidationRemark]]:
+    def check_outside(self, dependent: list[int], unknown: dict[int, str]) -> None:
         """Tensors from outside that depend on the inputs, or may, and those without evidence for it."""
-        gaps = [self._entered(index, "it changes with the inputs of the pass") for index in dependent]
-        outside, left = list[ValidationRemark](), self._graph.left_torch
+        for index in dependent:
+            self._entered("gaps", index, "it changes with the inputs of the pass")
+        left = self._graph.left_torch
         for index, why in unknown.items():
             if left is not None and left <= index:
-                gaps.append(self._entered(index, f"values had left torch before, by numpy() or the like; {why}"))
+                self._entered("gaps", index, f"values had left torch before, by numpy() or the like; {why}")
             else:
-                outside.append(self._entered(index, f"it was not checked whether it depends on the inputs: {why}"))
-        return gaps, outside
+                self._entered("outside", index, f"it was not checked whether it depends on the inputs: {why}")
 
-    def _entered(self, index: int, text: str) -> ValidationRemark:
+    def _entered(self, field: str, index: int, text: str) -> None:
         where = ""
         user = next((user for user, node in enumerate(self._nodes) if index in node.parents[1::2]), None)
         if user is not None:
@@ -251,11 +223,11 @@ class _Checker:
             path = self._record.calls[operation.call].path
             where = f", as argument of operation {user} ({operation.function}){f' in {path}' if path else ''}"
             where += f" at {operation.frames[0].file}:{operation.frames[0].line}" if operation.frames else ""
-        return ValidationRemark(index, self._name(index), f"a tensor entered from outside{where}; {text}")
+        self._add(field, index, f"a tensor entered from outside{where}; {text}")
 
     def _hindrance(self, lead: int, node: OpNode) -> str | None:
         """Why a call cannot be executed again."""
-        if node.facts.name in _UNINITIALISED:
+        if _UNINITIALIZED.fullmatch(node.facts.name):
             return "uninitialized memory holds anything"
         if node.facts.name in _DUAL:
             return "tangents of forward-mode differentiation are gone when its block has ended"
@@ -265,7 +237,7 @@ class _Checker:
             return "a gradient depends on the backward pass, not on values"
         if not self._edited.isdisjoint(self._results(lead)):
             return "its result was replaced by an edit"
-        lost = [parent for parent in pairs_of(node.parents).values() if parent not in self._values]
+        lost = [parent for parent in dict(pairs(node.parents)).values() if parent not in self._values]
         if lost:
             return f"the value of its parent, operation {lost[0]}, was not kept"
         if not any(index in self._values for index in self._results(lead)):
@@ -276,13 +248,17 @@ class _Checker:
         try:
             results = execute(self._graph, node, self._values.__getitem__)
         except ValueNotKept as error:
-            self._unchecked(lead, str(error))
+            self._add("unchecked", lead, str(error))
         except Exception as error:  # noqa: BLE001  whatever it raises now, it did not the first time
-            self._fault(lead, f"executed again it raised {type(error).__name__}: {error}")
+            self._add("faults", lead, f"executed again it raised {type(error).__name__}: {error}")
         else:
             if len(results) == len(self._results(lead)):
                 return results
-            self._fault(lead, f"it gave {len(self._results(lead))} tensors, and {len(results)} when executed again")
+            self._add(
+                "faults",
+                lead,
+                f"it returned {len(self._results(lead))} tensors, and {len(results)} when executed again",
+            )
         return None
 
     def _judge(self, wrong: int, node: OpNode, result: Tensor) -> None:
@@ -290,29 +266,29 @@ class _Checker:
         lead = node.lead
         again = execute(self._graph, node, self._values.__getitem__)
         if not same(again[wrong - lead], result):
-            self._unchecked(lead, "it gives something else each time it is executed")
+            self._add("unchecked", lead, "it returns something else each time it is executed")
             return
         gap = difference(self._values[wrong], result)
         if node.facts.name in UNORDERED and gap <= TOLERANCE:
-            self.tolerated.append(
-                ValidationRemark(wrong, node.facts.name, f"differs by {gap:.1e} in the order of adding")
-            )
+            self._add("tolerated", wrong, f"differs by {gap:.1e} in the order of adding")
             self.right.add(lead)
         else:
-            self._fault(wrong, f"executed again from its parents it gives other values (relative difference {gap:.1e})")
+            self._add(
+                "faults",
+                wrong,
+                f"executed again from its parents it returns other values (relative difference {gap:.1e})",
+            )
 
     def _check_parents(self, lead: int, node: OpNode, results: list[Tensor]) -> None:
-        places = pairs_of(node.parents)
-        for parent in dict.fromkeys(places.values()):
-            at = ", ".join(place for place, other in places.items() if other == parent)
+        parents = dict(pairs(node.parents))
+        for parent in dict.fromkeys(parents.values()):
+            at = ", ".join(argument for argument, other in parents.items() if other == parent)
             if not can_perturb(self._values[parent], node.facts.name):
-                self.ignored.append(
-                    ValidationRemark(lead, node.facts.name, f"argument {at} was not changed: it has no plain values")
-                )
+                self._add("ignored", lead, f"argument {at} was not changed: it has no plain values")
             elif any(self._changes(node, parent, other, results) for other in perturbed(self._values[parent])):
                 self.perturbed += 1
             else:
-                self._ignored(lead, f"argument {at} made no difference")
+                self._add("ignored", lead, f"argument {at} made no difference")
 
     def _changes(self, node: OpNode, parent: int, other: Tensor, results: list[Tensor]) -> bool:
         def value_of(index: int) -> Tensor:
@@ -330,32 +306,20 @@ class _Checker:
             end += 1
         return list(range(lead, end))
 
-    def _differing(self, lead: int, results: list[Tensor]) -> int | None:
-        for index, result in zip(self._results(lead), results, strict=True):
-            if index in self._values and not same(self._values[index], result):
-                return index
-        return None
-
-    def _fault(self, index: int, text: str) -> None:
-        self.faults.append(ValidationRemark(index, self._name(index), text))
-
-    def _unchecked(self, index: int, text: str) -> None:
-        self.unchecked.append(ValidationRemark(index, self._name(index), text))
-
-    def _ignored(self, index: int, text: str) -> None:
-        self.ignored.append(ValidationRemark(index, self._name(index), text))
+    def _add(self, field: str, index: int, text: str) -> None:
+        self.remarks[field].append(ValidationRemark(index, self._name(index), text))
 
     def _name(self, index: int) -> str:
         return self._nodes[index].facts.name if index < len(self._nodes) else "?"
 
 
 def _structure(index: int, node: OpNode, operation: Operation) -> Iterator[str]:
-    parents, externals = pairs_of(node.parents), pairs_of(node.externals)
-    places, left = holes(node.args, node.kwargs)
-    if left:
-        yield f"{len(left)} of its arguments are tensors without a node"
-    if set(places) != parents.keys() | externals.keys():
-        yield f"its tensor arguments are {places}, and its parents and parameters are those of {[*parents, *externals]}"
+    parents, externals = dict(pairs(node.parents)), dict(pairs(node.externals))
+    given, tensors = holes(node.args, node.kwargs)
+    if tensors:
+        yield f"{len(tensors)} of its arguments are tensors without a node"
+    if set(given) != parents.keys() | externals.keys():
+        yield f"its tensor arguments are {given}, and its parents and parameters are those of {[*parents, *externals]}"
     if any(parent >= index for parent in parents.values()):
         yield "it comes before one of its parents"
     if [(parent.argument, parent.operation) for parent in operation.parents] != [*parents.items()]:
