@@ -325,9 +325,9 @@ def test_a_step_may_end_on_another_thread() -> None:
             elsewhere(run.step)
             assert modes() == 1  # what is left does nothing, and does not pile up
             left = torch._C._get_function_stack_at(0)
-            nodes = len(left.nodes)
+            nodes = len(left.graph.nodes)
             torch.ones(2) + 1
-            assert len(left.nodes) == nodes
+            assert len(left.graph.nodes) == nodes
             run.begin()
         assert sink.links(0) == {("x", "y")}
         run.step()
