@@ -86,6 +86,7 @@ RETIRED = {
         "NamedStep",
         "TorchNamedTensors",
     ),
+    "arguments and calls of a trace": ("take_apart", "put_together", "CompiledCalls", "add_closed", "run_closed"),
     "call stack": ("CallSeen", "TracedForward", "named_site"),
     "name before tensor": ("attach(tensor, name)", "run.detach("),
     "edits": ("edit=None", "tracing(edit=", "tracing(model, edit="),
