@@ -12,7 +12,7 @@ import pytest
 from layerscope.diagnose import not_finite_rules
 from layerscope.diagnose.evidence import RunEvidence
 from layerscope.diagnose.findings import Finding, Severity
-from layerscope.diagnose.rules import FINITE, OTHERS, check
+from layerscope.diagnose.rules import ABOUT, FINITE, ORDER, OTHERS, check
 from layerscope.model.records import Kind, Metric, Phase
 from tests.diagnose.runs import Key, Made, noise, rules
 from tests.repo.source import ROOT
@@ -401,3 +401,8 @@ def test_ranks_that_number_their_series_differently_are_not_mixed_up(tmp_path: P
     weights = RunEvidence(tmp_path / "run").histories(WEIGHT)
     assert [place.site for place in weights.series] == ["a.weight", "a.weight"]
     assert weights.moments["sum"].tolist() == [[1.0] * 10, [2.0] * 10]
+
+
+def test_every_rule_has_a_description_and_a_place_among_causes() -> None:
+    names = {name for rule in (*FINITE, *OTHERS) for name in rule.names}
+    assert set(ABOUT) == set(ORDER) == names

@@ -1,4 +1,4 @@
-"""ARCHITECTURE.md follows three data function by function: each function exists, and the datum really passes it."""
+"""ARCHITECTURE.md follows three tensors function by function: each function exists and is called."""
 
 from __future__ import annotations
 
