@@ -1,4 +1,4 @@
-"""The two trials of the tutorial, trained once for all tests, whichever process they run in."""
+"""The two runs of the tutorial, trained once for all tests, whichever process they run in."""
 
 from __future__ import annotations
 

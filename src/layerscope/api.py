@@ -159,8 +159,8 @@ def attach(name: str, tensor: _Tensor) -> _Tensor:
     """
     if not isinstance(name, str):
         raise ArgumentError(f"attach(name, tensor) takes the name first, got {type(name).__name__} as the name.")
-    for hear in attach_listeners.listeners:
-        hear(tensor, name)
+    for listen in attach_listeners.listeners:
+        listen(tensor, name)
     return tensor
 
 

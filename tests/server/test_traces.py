@@ -78,7 +78,7 @@ def test_the_list_has_every_trace_with_its_step(traced: TestClient, trace: ls.Tr
 def test_the_overview_adds_up_what_operations_have_and_ranks_them(traced: TestClient, trace: ls.Trace) -> None:
     found = get(traced, "trace-overview", trace="000001")
     facts = {fact["name"]: fact["text"] for fact in found["facts"]}
-    assert facts["Operations"] == f"{len(trace)} in 7 calls of modules"
+    assert facts["Operations"] == f"{len(trace)} in 7 module calls"
     assert facts["Parameters"] == "296 elements (1.18 kB)"
     ranked = {ranking["field"]: ranking for ranking in found["rankings"]}
     assert set(ranked) == {"elapsed_s", "flops", "size_bytes"}

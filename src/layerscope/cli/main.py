@@ -282,7 +282,7 @@ def _train(chosen: Demo, steps: int) -> None:
 
 EXAMPLES = """examples:
   layerscope demo                                   train a small network, record it, open the page
-  layerscope demo recurrent-bug                     the two trials of the tutorial, with a bug to find
+  layerscope demo recurrent-bug                     the two runs of the tutorial, with a bug to find
   layerscope ui runs                                the page on every run in a folder
   layerscope ui runs --view my_view.py              with a view of your own
   layerscope show runs/first                        what a run holds
@@ -293,11 +293,11 @@ EXAMPLES = """examples:
 """
 DEMO_EXAMPLES = """demos:
   spirals          a residual network; one batch of its training is corrupt: see in which layers that stays (default)
-  recurrent-bug    two trials of a recurrent network, one with a bug, tensors named inside the loop: docs/tutorial.md
+  recurrent-bug    two runs of a recurrent network, one with a bug, tensors named inside the loop: docs/tutorial.md
 
 examples:
   layerscope demo                                   train, with the page open
-  layerscope demo recurrent-bug                     both trials, with a view of its own in the page: about a minute
+  layerscope demo recurrent-bug                     both runs, with a custom view in the page: about a minute
   layerscope demo recurrent-bug --to runs/lesson    into another folder
   layerscope demo --no-serve --steps 100            record only, and less
 """

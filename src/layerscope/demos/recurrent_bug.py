@@ -91,7 +91,7 @@ def train_trial(name: str, to: Path, steps: int, track: Callable[[range, str], I
     falling = torch.optim.lr_scheduler.LinearLR(optimizer, start_factor=1.0, end_factor=0.05, total_iters=steps)
     with watch(network, optimizer, to=to / name, every={"*": EVALUATE}) as run:
         run.note(f"Run {name!r}: {steps} training steps with 1 to {LONGEST} iterations; evaluated with {LONGER}.")
-        for step in track(range(steps), f"trial {name}"):
+        for step in track(range(steps), f"run {name}"):
             length = int(torch.randint(1, LONGEST + 1, (), generator=generator))
             run.begin(type=f"{length:02}_iterations")
             loss, accuracy = loss_and_accuracy(network, batch(length, generator), run)

@@ -152,11 +152,11 @@ class LiveChannel:
         known = await to_thread.run_sync(self._catalogue.look)
         await socket.accept()
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self._tell, socket, known)
+            tasks.start_soon(self._notify, socket, known)
             await _gone(socket)
             tasks.cancel_scope.cancel()
 
-    async def _tell(self, socket: WebSocket, known: dict[str, State]) -> None:
+    async def _notify(self, socket: WebSocket, known: dict[str, State]) -> None:
         while True:
             await anyio.sleep(LOOK_EVERY_S)
             now = await to_thread.run_sync(self._catalogue.look)

@@ -189,4 +189,4 @@ def _around(record: TraceRecord) -> str:
         return ""
     calls, roles = (field_of_all(record.operations, name) for name in ("call", "role"))
     around = sum(call == 0 and role is Role.OPERATION for call, role in zip(calls, roles, strict=True))
-    return f", {around:,} of them around the model" if around else ""
+    return f", {around:,} of them outside the model" if around else ""

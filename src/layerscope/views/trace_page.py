@@ -89,11 +89,11 @@ def overview(record: TraceRecord, naming: Naming) -> TraceOverview:
     calls = sum(bool(call.class_name) for call in record.calls)  # the first is what was traced, a module or not
     size = quantity(sum(parameter.size_bytes for parameter in record.parameters), "B")
     facts = (
-        ("Operations", f"{len(record.operations):,} in {calls:,} calls of modules"),
+        ("Operations", f"{len(record.operations):,} in {calls:,} module calls"),
         ("Parameters", f"{elements:,} elements ({size})" if elements else ""),
         ("FLOPs", f"{flops:,.0f}" if flops else ""),
         ("Time", f"{quantity(record.elapsed_s, 's')}, tracing included"),
-        ("Results", f"{quantity(computed, 'B')} in all, if none were freed"),
+        ("Results", f"{quantity(computed, 'B')} in all, if nothing is freed"),
         ("Seed", "" if record.seed is None else str(record.seed)),
     )
     return TraceOverview(
