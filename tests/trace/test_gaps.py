@@ -36,6 +36,13 @@ GAPS: dict[str, Callable[[nn.Module, Tensor], Tensor]] = {
 }
 
 
+def test_an_index_that_random_inputs_leave_as_it_was_is_a_gap() -> None:
+    model = nn.Sequential(nn.Identity(), Calls(GAPS["argmax"]))
+    for seed in range(20):  # of two values, other ones have the same argmax every second time
+        torch.manual_seed(seed)
+        assert not ls.trace(model, torch.randn(1, 2)).validate()
+
+
 @pytest.mark.parametrize("name", GAPS)
 def test_a_way_of_the_inputs_past_torch_is_a_gap_that_is_named(name: str) -> None:
     model = nn.Sequential(nn.Identity(), Calls(GAPS[name]))

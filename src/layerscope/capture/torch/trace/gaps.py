@@ -75,7 +75,9 @@ def find_gaps(tracer: Tracer, repeat: Repeat | None, *, asked: bool | None) -> t
         why = "the pass takes another way with other inputs"
         try:
             base = repeat.run(tracer, copy_of)
-            for change in (_slightly, _strongly):
+            for change in (_slightly, _strongly, _negated):
+                if change is _negated and any(changes.values()):
+                    continue
                 for index, equal in _compared(tracer, base, repeat.run(tracer, change), sources):
                     changes[index] = changes.get(index, False) or not equal
             if any(changes.values()):  # some may differ between runs with the same inputs
@@ -110,6 +112,15 @@ def _slightly(tensor: Tensor) -> Tensor:
     with torch.no_grad():
         target = other.detach()
         target.copy_(torch.where(tensor.isfinite(), tensor + (target - tensor) * 0.01, tensor))
+    return other
+
+
+def _negated(tensor: Tensor) -> Tensor:
+    """Values in the reverse order: an argmax, which random values may leave as it was, becomes another one."""
+    other = _strongly(tensor)
+    if tensor.is_floating_point() and can_perturb(tensor, "") and 0 not in tensor.stride():
+        with torch.no_grad():
+            other.detach().copy_(-tensor)
     return other
 
 
