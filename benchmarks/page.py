@@ -223,9 +223,9 @@ def heat_maps(tab: Measured, repeat: int) -> list[Row]:
     tab.page.wait_for_timeout(LOOK_MS)
     tab.act(click("Heat map"), has("heatmap"), first)
     for stat in ("rms", "mean", "abs_max", "min", "max", "kurtosis", "skew")[:repeat]:
-        tab.act(choose("heat-stat", stat), has("heatmap", f"[data-stat={stat}]"), cold)
+        tab.act(choose("stat", stat), has("heatmap", f"[data-stat={stat}]"), cold)
     for stat in ("rms", "std") * ((repeat + 1) // 2):
-        tab.act(choose("heat-stat", stat), has("heatmap", f"[data-stat={stat}]"), warm)
+        tab.act(choose("stat", stat), has("heatmap", f"[data-stat={stat}]"), warm)
     return [
         first.row("heat map of 2,000 sites × 1,000 steps, the first of the run", 0.3),
         cold.row("heat map of a statistic never asked for", 0.3),
@@ -307,7 +307,7 @@ def _stages(tab: Measured) -> list[int]:
     found = tab.page.evaluate(
         "[...document.querySelectorAll('[data-testid=graph] [role=treeitem][aria-expanded]')].map((e) => e.id)"
     )
-    return [0, *(int(name.removeprefix("part-")) for name in found)][: STAGES + 2]
+    return [0, *(int(name.removeprefix("node-")) for name in found)][: STAGES + 2]
 
 
 def memory(tab: Measured) -> list[Row]:
